@@ -1,0 +1,17 @@
+//! The words that every other crate speaks: who asks, what may flow where, what one engine step read and said.
+//!
+//! A leaf: no I/O, no async, no clock. Values that would need re-checking later (names, ids) can only be made
+//! through a fallible `parse`, and values that grant something ([`Permit`]) only by the stage that decides it.
+#![forbid(unsafe_code)]
+
+mod ids;
+mod label;
+mod permit;
+mod step;
+mod text;
+
+pub use ids::{Digest, Generation, ModelName, PageId, ParseNameError, RequestId, TenantId, TenantName};
+pub use label::Label;
+pub use permit::{Permit, PolicyDecision, Principal};
+pub use step::{FinishReason, PageRead, PageTrace, Step};
+pub use text::{Completion, Credential};
