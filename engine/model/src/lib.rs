@@ -1,1 +1,16 @@
-//! 
+//! A model from a GGUF file: its reader, configuration, tokenizer, chat template, weights and forward pass.
+//!
+//! The file is untrusted input. Nothing here knows tenants, requests or sampling.
+#![forbid(unsafe_code)]
+
+mod config;
+mod gguf;
+mod model;
+mod tensor_kind;
+mod weights;
+
+pub use config::{ConfigError, ModelConfig};
+pub use gguf::{Array, Gguf, GgufError, TensorView, Value};
+pub use model::{LoadModelError, Model};
+pub use tensor_kind::TensorKind;
+pub use weights::LoadWeightsError;
