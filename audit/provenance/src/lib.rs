@@ -1,1 +1,15 @@
-//! 
+//! Is every page that a response read allowed to reach its reader, and how is that written down?
+//!
+//! [`Gate`] decides, step by step, before anything is sent. [`Entry`] is what the log keeps of it, byte for byte;
+//! `audit-log` writes entries, `audit-verify` reads them, and both use the codec of this crate. Nothing here does I/O.
+#![forbid(unsafe_code)]
+
+mod cbor;
+mod commitment;
+mod gate;
+mod trace;
+
+pub use cbor::DecodeError;
+pub use commitment::{ChunkChain, Commitment, Field, Salt};
+pub use gate::{Gate, PageCounts, Released, Violation};
+pub use trace::{ChunkRun, ChunkRuns, PageClass, PageRecord, PageRun, TRACE_RUNS_MAX, Trace};

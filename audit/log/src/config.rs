@@ -1,0 +1,41 @@
+//! How a log is set up.
+
+use policies_domain::Digest;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Drafts that wait for the sequencer before new requests are refused: eight full batches.
+pub const QUEUE_MAX: usize = 4_096;
+/// Requests that may be open at once; each of them is owed a place for its last entries.
+pub const OPEN_REQUESTS_MAX: usize = 16_384;
+/// Where and how a log is kept.
+#[derive(Debug, Clone)]
+pub struct AuditConfig {
+    /// The log's folder. Made at first start, keys included; locked while the log is open.
+    pub dir: PathBuf,
+    /// The log's name in checkpoints, and the name of its key: `<host>/isolation/<half-year>`. No spaces, no plus.
+    pub origin: String,
+    /// Digest of the program that computes and serves; of the running executable when it is `None`.
+    pub build: Option<Digest>,
+    /// Whether the kernels compare page tags, as the entries' coverage then says.
+    pub kernel_tag_check: bool,
+    /// An idle log shows that it lives this often; never when it is `None`.
+    pub heartbeat: Option<Duration>,
+    /// See [`QUEUE_MAX`].
+    pub queue_max: usize,
+}
+
+impl AuditConfig {
+    /// Defaults: kernel tag check on, a heartbeat every ten seconds.
+    #[must_use]
+    pub fn new(dir: impl Into<PathBuf>, origin: impl Into<String>) -> Self {
+        Self {
+            dir: dir.into(),
+            origin: origin.into(),
+            build: None,
+            kernel_tag_check: true,
+            heartbeat: Some(Duration::from_secs(10)),
+            queue_max: QUEUE_MAX,
+        }
+    }
+}

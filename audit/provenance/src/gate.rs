@@ -1,0 +1,315 @@
+//! The gate between the engine and the socket: a step's text is released only when every page that the step read
+//! may flow to the request's principal.
+
+use crate::trace::{PageClass, PageRecord};
+use policies_domain::{Completion, FinishReason, Generation, Label, PageId, PageRead, Permit, RequestId, Step};
+use std::collections::HashMap;
+
+/// Text that passed the gate. There is no other way to make one, and `send` takes nothing else.
+#[derive(Debug)]
+pub struct Released {
+    text: Completion,
+    finish: Option<FinishReason>,
+    tokens: u32,
+    first_step: u32,
+    last_step: u32,
+}
+
+impl Released {
+    /// What may be sent; empty when the step made no text final.
+    #[must_use]
+    pub fn text(&self) -> &Completion {
+        &self.text
+    }
+
+    /// Set with the last step of a response.
+    #[must_use]
+    pub fn finish(&self) -> Option<FinishReason> {
+        self.finish
+    }
+
+    /// Completion tokens of these steps.
+    #[must_use]
+    pub fn tokens(&self) -> u32 {
+        self.tokens
+    }
+
+    /// The first step that this text comes from.
+    #[must_use]
+    pub fn first_step(&self) -> u32 {
+        self.first_step
+    }
+
+    /// The last step that this text comes from.
+    #[must_use]
+    pub fn last_step(&self) -> u32 {
+        self.last_step
+    }
+
+    /// Joins the text of the step that follows directly, for responses that leave in one piece.
+    ///
+    /// # Errors
+    /// Gives `next` back, and leaves `self` as it was, when it does not begin where `self` ends.
+    pub fn append(&mut self, next: Self) -> Result<(), Self> {
+        if self.last_step.checked_add(1) != Some(next.first_step) || self.finish.is_some() {
+            return Err(next);
+        }
+        let mut text = String::with_capacity(self.text.len() + next.text.len());
+        text.push_str(self.text.reveal());
+        text.push_str(next.text.reveal());
+        self.text = Completion::new(text);
+        self.finish = next.finish;
+        self.tokens = self.tokens.saturating_add(next.tokens);
+        self.last_step = next.last_step;
+        Ok(())
+    }
+}
+
+/// An isolation fault. The response that met one sends nothing more.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// A step read a page whose label does not flow to the reader.
+    #[error("step {step} read `{page}` (generation {}) labelled `{held}`, which does not flow to `{wanted}`", generation.0)]
+    ForeignPage {
+        /// The step that read it.
+        step: u32,
+        /// The page.
+        page: PageId,
+        /// The life of the page.
+        generation: Generation,
+        /// The page's label.
+        held: Label,
+        /// The reader's clearance.
+        wanted: Label,
+    },
+    /// The engine computed the step for another request.
+    #[error("step {step} was computed for request `{held}`, not for `{wanted}`")]
+    RequestMismatch {
+        /// The step.
+        step: u32,
+        /// The request that the step names.
+        held: RequestId,
+        /// The request of the permit.
+        wanted: RequestId,
+    },
+    /// A step is missing, repeated or out of order: what it read is not known.
+    #[error("step {held} came where step {wanted} was due")]
+    StepGap {
+        /// The number that came.
+        held: u32,
+        /// The number that was due.
+        wanted: u32,
+    },
+    /// One request saw the same page in two lives: it was freed and given out again while it was being read.
+    #[error("step {step} read `{page}` in generation {}, an earlier step in generation {}", held.0, wanted.0)]
+    StaleGeneration {
+        /// The step.
+        step: u32,
+        /// The page.
+        page: PageId,
+        /// The generation read now.
+        held: Generation,
+        /// The generation read before.
+        wanted: Generation,
+    },
+    /// A kernel found another tag in the page than the reader holds.
+    #[error("the kernel of layer {layer} found a foreign tag in `{page}`")]
+    PageFault {
+        /// The page.
+        page: PageId,
+        /// The layer that noticed it.
+        layer: u32,
+    },
+}
+
+/// Checks one request's steps in order. Closed for good after the first violation.
+#[derive(Debug)]
+pub struct Gate {
+    request: RequestId,
+    clearance: Label,
+    step_next: u32,
+    tokens: u64,
+    records: Vec<PageRecord>,
+    /// The latest record of each page.
+    latest: HashMap<PageId, usize>,
+    /// Records of the previous step's trace, by position: block tables grow at the end, so nearly every look-up is here.
+    previous: Vec<usize>,
+    pages: PageCounts,
+    closed_by: Option<Violation>,
+}
+
+/// Distinct pages (by place and generation) that a request read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PageCounts {
+    /// Labelled with the reader's own tenant.
+    pub own: u64,
+    /// Labelled public.
+    pub public: u64,
+    /// Everything else: other tenants' pages and pages that nobody may read.
+    pub foreign: u64,
+}
+
+impl Gate {
+    /// A gate for the one request that the permit is good for.
+    #[must_use]
+    pub fn new(permit: &Permit) -> Self {
+        Self {
+            request: permit.request(),
+            clearance: permit.label(),
+            step_next: 0,
+            tokens: 0,
+            records: Vec::new(),
+            latest: HashMap::new(),
+            previous: Vec::new(),
+            pages: PageCounts::default(),
+            closed_by: None,
+        }
+    }
+
+    /// Releases the step's text if everything that the step read may reach the principal.
+    ///
+    /// # Errors
+    /// The violation that this step commits, or the one that closed the gate earlier.
+    pub fn check(&mut self, step: Step) -> Result<Released, Violation> {
+        if let Some(violation) = &self.closed_by {
+            return Err(violation.clone());
+        }
+        match self.examine(&step) {
+            Ok(()) => {
+                self.step_next = self.step_next.saturating_add(1);
+                self.tokens = self.tokens.saturating_add(u64::from(step.tokens));
+                Ok(Released {
+                    text: step.text,
+                    finish: step.finish,
+                    tokens: step.tokens,
+                    first_step: step.index,
+                    last_step: step.index,
+                })
+            }
+            Err(violation) => {
+                self.closed_by = Some(violation.clone());
+                Err(violation)
+            }
+        }
+    }
+
+    /// Closes the gate for a violation that somebody else found, such as a kernel. The first one found stays.
+    pub fn close(&mut self, violation: Violation) {
+        self.closed_by.get_or_insert(violation);
+    }
+
+    /// What closed the gate.
+    #[must_use]
+    pub fn closed_by(&self) -> Option<&Violation> {
+        self.closed_by.as_ref()
+    }
+
+    /// Runs of pages read so far, in the order of their first read.
+    #[must_use]
+    pub fn records(&self) -> &[PageRecord] {
+        &self.records
+    }
+
+    /// Distinct pages read so far.
+    #[must_use]
+    pub fn pages(&self) -> PageCounts {
+        self.pages
+    }
+
+    /// Steps that passed.
+    #[must_use]
+    pub fn steps(&self) -> u32 {
+        self.step_next
+    }
+
+    /// Completion tokens of the steps that passed.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    fn examine(&mut self, step: &Step) -> Result<(), Violation> {
+        if step.request != self.request {
+            return Err(Violation::RequestMismatch { step: step.index, held: step.request, wanted: self.request });
+        }
+        if step.index != self.step_next {
+            return Err(Violation::StepGap { held: step.index, wanted: self.step_next });
+        }
+        // The whole trace is recorded even when an early page fails: the counts are evidence.
+        let mut violation = None;
+        for (position, read) in step.trace.pages.iter().enumerate() {
+            if let Err(found) = self.read(position, *read, step.index) {
+                violation.get_or_insert(found);
+            }
+        }
+        self.previous.truncate(step.trace.pages.len());
+        violation.map_or(Ok(()), Err)
+    }
+
+    /// Notes one page read. Constant time; without hashing for a page that stood at this position in the last step.
+    fn read(&mut self, position: usize, read: PageRead, step: u32) -> Result<(), Violation> {
+        if let Some(record) = self.previous.get(position).and_then(|&number| self.records.get_mut(number))
+            && record.page == read.page
+            && record.generation == read.generation
+            && record.label == read.label
+            && record.extend(step)
+        {
+            // A foreign page cannot come here: its first read closed the gate.
+            return Ok(());
+        }
+        let known = self.latest.get(&read.page).copied();
+        let earlier = known.and_then(|number| self.records.get(number)).copied();
+        let same_life = earlier.is_some_and(|e| e.generation == read.generation && e.label == read.label);
+        let number = match known {
+            Some(number) if same_life && self.records.get_mut(number).is_some_and(|r| r.extend(step)) => number,
+            _ => {
+                if !same_life {
+                    self.count(read.label);
+                }
+                self.record(read, step)
+            }
+        };
+        match self.previous.get_mut(position) {
+            Some(place) => *place = number,
+            None => self.previous.push(number),
+        }
+        if let Some(record) = earlier
+            && record.generation != read.generation
+        {
+            let (held, wanted) = (read.generation, record.generation);
+            return Err(Violation::StaleGeneration { step, page: read.page, held, wanted });
+        }
+        if read.label.flows_to(self.clearance) {
+            Ok(())
+        } else {
+            Err(Violation::ForeignPage {
+                step,
+                page: read.page,
+                generation: read.generation,
+                held: read.label,
+                wanted: self.clearance,
+            })
+        }
+    }
+
+    fn record(&mut self, read: PageRead, step: u32) -> usize {
+        let number = self.records.len();
+        self.records.push(PageRecord {
+            page: read.page,
+            generation: read.generation,
+            label: read.label,
+            first_step: step,
+            last_step: step,
+        });
+        self.latest.insert(read.page, number);
+        number
+    }
+
+    fn count(&mut self, label: Label) {
+        match PageClass::of(label, self.clearance) {
+            PageClass::Own => self.pages.own += 1,
+            PageClass::Public => self.pages.public += 1,
+            PageClass::Nobody | PageClass::Other => self.pages.foreign += 1,
+        }
+    }
+}
