@@ -1,1 +1,75 @@
-fn main() {}
+//! The project's own chores: tests, everything that CI checks, and the mutations that show that the tests can fail.
+//!
+//! Depends on no product crate, so that it builds in seconds and works while the product does not build.
+//! `./x` puts what a build needs on the machine first and then calls this program.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, reason = "a command-line tool: its output is for the terminal")]
+
+mod architecture;
+mod checks;
+mod mutations;
+mod phase;
+mod setup;
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "xtask", bin_name = "./x", about = "Bulkhead's chores")]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Run every test; fetches the model, Python packages and test tools that are missing
+    Test {
+        /// Passed on to `cargo nextest run`, for example `-p engine-kv` or a part of a test's name
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        filter: Vec<String>,
+    },
+    /// Format, clippy, docs, licences, architecture, CUDA check, then every test
+    Ci,
+    /// Compare the crates with the rules in ARCHITECTURE.md
+    Architecture,
+    /// Switch off each safety check in turn and see that a test notices
+    Mutations {
+        /// Only those whose name contains this text
+        name: Option<String>,
+        /// Print the list and run nothing
+        #[arg(long)]
+        list: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let root = root();
+    let result = match arguments.chore {
+        Chore::Test { filter } => checks::test(&root, &filter),
+        Chore::Ci => checks::ci(&root),
+        Chore::Architecture => checks::architecture(&root),
+        Chore::Mutations { list: true, .. } => {
+            mutations::list();
+            Ok(())
+        }
+        Chore::Mutations { name, list: false } => mutations::run(&root, name.as_deref()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The workspace's folder: two above this crate's.
+fn root() -> PathBuf {
+    let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    root.pop();
+    root.pop();
+    root
+}

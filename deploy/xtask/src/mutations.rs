@@ -1,0 +1,226 @@
+//! Shows that the tests of the safety checks can fail: each check is switched off in a copy of the tree, and a named
+//! test must go red. A mutation whose tests stay green is a hole in the tests.
+
+use crate::phase::command_line;
+use crate::setup;
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// One safety check and how to break it.
+struct Mutation {
+    /// What the check protects.
+    name: &'static str,
+    /// The file that holds it.
+    file: &'static str,
+    /// Text that stands exactly once in the file...
+    find: &'static str,
+    /// ...and what replaces it.
+    replace: &'static str,
+    /// The packages whose tests are run.
+    packages: &'static [&'static str],
+    /// A nextest filter expression; at least one test that it names must fail.
+    tests: &'static str,
+}
+
+/// Every safety check of the product. A new check comes with its line here.
+const MUTATIONS: &[Mutation] = &[
+    Mutation {
+        name: "label: one tenant's data does not flow to another",
+        file: "policies/domain/src/label.rs",
+        find: "(Restriction::Tenant(a), Restriction::Tenant(b)) => a == b,",
+        replace: "(Restriction::Tenant(_), Restriction::Tenant(_)) => true,",
+        packages: &["policies-domain"],
+        tests: "test(one_tenant_never_flows_to_another) | test(flow_is_an_order)",
+    },
+    Mutation {
+        name: "label: what is nobody's flows to no tenant",
+        file: "policies/domain/src/label.rs",
+        find: "(Restriction::Tenant(_), Restriction::Public) | (Restriction::Nobody, _) => false,",
+        replace: "(Restriction::Tenant(_), Restriction::Public) => false, (Restriction::Nobody, _) => true,",
+        packages: &["policies-domain"],
+        tests: "test(one_tenant_never_flows_to_another) | test(flow_is_an_order)",
+    },
+    Mutation {
+        name: "label: a tenant's data does not flow to the public",
+        file: "policies/domain/src/label.rs",
+        find: "(Restriction::Tenant(_), Restriction::Public) | (Restriction::Nobody, _) => false,",
+        replace: "(Restriction::Tenant(_), Restriction::Public) => true, (Restriction::Nobody, _) => false,",
+        packages: &["policies-domain"],
+        tests: "test(one_tenant_never_flows_to_another) | test(flow_is_an_order)",
+    },
+    Mutation {
+        name: "label: joining two tenants is nobody's",
+        file: "policies/domain/src/label.rs",
+        find: "_ => Self::NOBODY,",
+        replace: "_ => self,",
+        packages: &["policies-domain"],
+        tests: "test(join_is_the_least_upper_bound)",
+    },
+];
+
+/// Building and testing one mutation takes seconds to minutes; what takes longer is hanging.
+const RUN_SECONDS_MAX: u32 = 1800;
+
+/// What the tests said about one tree.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Green,
+    Red,
+    /// It did not build, or the filter names no test: says nothing about the check.
+    Invalid(String),
+}
+
+/// The table of mutations.
+pub(crate) fn list() {
+    for mutation in MUTATIONS {
+        println!("{}\n    {}, tests: {}", mutation.name, mutation.file, mutation.tests);
+    }
+}
+
+/// Runs those whose name contains `part`, and fails when a check could be switched off unnoticed.
+pub(crate) fn run(root: &Path, part: Option<&str>) -> Result<()> {
+    let chosen: Vec<&Mutation> =
+        MUTATIONS.iter().filter(|mutation| part.is_none_or(|part| mutation.name.contains(part))).collect();
+    if chosen.is_empty() {
+        bail!("no mutation has `{}` in its name; `--list` shows them all", part.unwrap_or_default());
+    }
+    setup::nextest(root)?;
+    let folder = root.join("target/mutations");
+    let tree = folder.join("tree");
+    copy_tree(root, &tree)?;
+    let mut rows = Vec::new();
+    for mutation in &chosen {
+        let verdict = try_one(mutation, root, &tree, &folder.join("build"))?;
+        eprintln!("== {}: {verdict:?}", mutation.name);
+        rows.push((mutation.name, verdict));
+    }
+    let noticed = rows.iter().filter(|(_, verdict)| *verdict == Verdict::Red).count();
+    for (name, verdict) in &rows {
+        let said = match verdict {
+            Verdict::Red => "noticed".to_owned(),
+            Verdict::Green => "NOT NOTICED".to_owned(),
+            Verdict::Invalid(reason) => format!("INVALID: {reason}"),
+        };
+        println!("{name:<64} {said}");
+    }
+    println!("{noticed} passed, {} failed", rows.len() - noticed);
+    if noticed < rows.len() {
+        bail!("{} of {} checks can be switched off without a test noticing", rows.len() - noticed, rows.len());
+    }
+    Ok(())
+}
+
+/// The tests must be green before the change and red after it; the tree is as it was in the end.
+fn try_one(mutation: &Mutation, root: &Path, tree: &Path, build: &Path) -> Result<Verdict> {
+    let path = tree.join(mutation.file);
+    let text = std::fs::read_to_string(&path).with_context(|| format!("{} cannot be read", mutation.file))?;
+    let mutated = apply(&text, mutation.find, mutation.replace).with_context(|| mutation.file.to_owned())?;
+    match test(mutation, root, tree, build)? {
+        Verdict::Green => {}
+        Verdict::Red => return Ok(Verdict::Invalid("its tests are red without it".into())),
+        invalid @ Verdict::Invalid(_) => return Ok(invalid),
+    }
+    std::fs::write(&path, mutated)?;
+    let verdict = test(mutation, root, tree, build);
+    std::fs::write(&path, text)?;
+    verdict
+}
+
+/// Replaces the one place where `find` stands.
+fn apply(text: &str, find: &str, replace: &str) -> Result<String> {
+    match text.matches(find).count() {
+        1 => Ok(text.replacen(find, replace, 1)),
+        number => bail!("`{find}` stands {number} times in it, a mutation needs exactly one place"),
+    }
+}
+
+fn test(mutation: &Mutation, root: &Path, tree: &Path, build: &Path) -> Result<Verdict> {
+    let mut command = setup::command(root, "timeout");
+    command.args(["--kill-after=10", &RUN_SECONDS_MAX.to_string(), "cargo", "nextest", "run", "--locked"]);
+    for package in mutation.packages {
+        command.args(["-p", package]);
+    }
+    command.args(["-E", mutation.tests]).current_dir(tree).env("CARGO_TARGET_DIR", build);
+    eprintln!("$ {}", command_line(&command));
+    let status = command.stdin(Stdio::null()).status().context("`timeout` of coreutils is needed")?;
+    Ok(verdict(status.code()))
+}
+
+/// Reads nextest's exit status: 100 says that tests ran and failed, 4 that there was none.
+fn verdict(code: Option<i32>) -> Verdict {
+    match code {
+        Some(0) => Verdict::Green,
+        Some(100) => Verdict::Red,
+        Some(4) => Verdict::Invalid("its filter names no test".into()),
+        Some(101) => Verdict::Invalid("it does not build".into()),
+        Some(124) => Verdict::Invalid(format!("it took more than {RUN_SECONDS_MAX} s")),
+        other => Verdict::Invalid(format!("the test runner ended with {other:?}")),
+    }
+}
+
+/// Copies what git tracks, leaving files alone that are the same already, so that little is built again.
+fn copy_tree(root: &Path, tree: &Path) -> Result<()> {
+    let output = Command::new("git")
+        .args(["-c", "safe.directory=*", "ls-files", "-z"])
+        .current_dir(root)
+        .output()
+        .context("git is needed to list the repository's files")?;
+    if !output.status.success() {
+        bail!("`git ls-files` failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let mut wanted = std::collections::BTreeSet::new();
+    for path in output.stdout.split(|byte| *byte == 0).filter(|path| !path.is_empty()) {
+        let path = PathBuf::from(String::from_utf8(path.to_vec()).context("a file's name is not UTF-8")?);
+        let Ok(bytes) = std::fs::read(root.join(&path)) else { continue };
+        let copy = tree.join(&path);
+        if std::fs::read(&copy).ok().as_ref() != Some(&bytes) {
+            std::fs::create_dir_all(copy.parent().context("a file lies in a folder")?)?;
+            std::fs::write(&copy, bytes)?;
+        }
+        wanted.insert(path);
+    }
+    remove_others(tree, tree, &wanted)
+}
+
+fn remove_others(tree: &Path, folder: &Path, wanted: &std::collections::BTreeSet<PathBuf>) -> Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            remove_others(tree, &path, wanted)?;
+        } else if !wanted.contains(path.strip_prefix(tree)?) {
+            std::fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mutation_needs_exactly_one_place() {
+        assert_eq!(apply("if a { b }", "if a", "if true").unwrap(), "if true { b }");
+        assert!(apply("if a { b }", "if c", "if true").unwrap_err().to_string().contains("0 times"));
+        assert!(apply("a a", "a", "b").unwrap_err().to_string().contains("2 times"));
+    }
+
+    #[test]
+    fn only_failing_tests_count_as_noticed() {
+        assert_eq!((verdict(Some(0)), verdict(Some(100))), (Verdict::Green, Verdict::Red));
+        for code in [Some(4), Some(101), Some(124), Some(1), None] {
+            assert!(matches!(verdict(code), Verdict::Invalid(_)), "{code:?}");
+        }
+    }
+
+    #[test]
+    fn every_mutation_fits_the_tree_as_it_is() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for mutation in MUTATIONS {
+            let text = std::fs::read_to_string(root.join(mutation.file)).unwrap();
+            let mutated = apply(&text, mutation.find, mutation.replace);
+            assert!(mutated.is_ok_and(|mutated| mutated != text), "{}", mutation.name);
+        }
+    }
+}
