@@ -6,10 +6,17 @@
 
 mod cbor;
 mod commitment;
+mod disclosure;
+mod entry;
 mod gate;
 mod trace;
 
 pub use cbor::DecodeError;
 pub use commitment::{ChunkChain, Commitment, Field, Salt};
+pub use disclosure::{Disclosure, Openings};
+pub use entry::{
+    Body, Coverage, ENTRY_BYTES_MAX, ENTRY_VERSION, Entry, Head, Incident, IncidentClass, Opened, SCHEMA, SealReason,
+    Sealing, TenantLink, TenantRef, determining_digest, schema_digest,
+};
 pub use gate::{Gate, PageCounts, Released, Violation};
 pub use trace::{ChunkRun, ChunkRuns, PageClass, PageRecord, PageRun, TRACE_RUNS_MAX, Trace};

@@ -1,0 +1,522 @@
+//! Entries of the log, as bytes. `entry.cddl` beside this file is the format; its digest is in the first entry.
+
+use crate::cbor::{DecodeError, Reader, Writer};
+use crate::gate::PageCounts;
+use policies_domain::{Digest, RequestId};
+use sha2::{Digest as _, Sha256};
+
+/// The format in the concise data definition language (RFC 8610).
+pub const SCHEMA: &str = include_str!("entry.cddl");
+/// The version that this program writes and reads.
+pub const ENTRY_VERSION: u64 = 1;
+/// Longest entry.
+pub const ENTRY_BYTES_MAX: usize = 4_096;
+/// Longest origin and verifier key line of a genesis entry.
+const TEXT_BYTES_MAX: usize = 512;
+
+/// A tenant as the log names it: a keyed hash of its name. Who holds the key can map it back.
+pub type TenantRef = [u8; 16];
+
+/// One entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// What every entry has.
+    pub head: Head,
+    /// What its kind has.
+    pub body: Body,
+}
+
+/// What every entry has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    /// The entry's id; the request's id for an opened entry.
+    pub uuid: [u8; 16],
+    /// Fresh random bytes: a leaf hash tells nothing of its entry.
+    pub blind: [u8; 32],
+    /// The run of the program that wrote it.
+    pub boot: [u8; 16],
+    /// Microseconds since 1970.
+    pub wall_us: u64,
+    /// Microseconds since the log was opened.
+    pub mono_us: u64,
+    /// The tenant whose chain the entry continues.
+    pub tenant: Option<TenantLink>,
+}
+
+/// An entry's place among its tenant's entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TenantLink {
+    /// Whose.
+    pub tenant: TenantRef,
+    /// Counts from 0 without a gap.
+    pub number: u64,
+    /// Leaf hash of the tenant's previous entry; zeros for the first.
+    pub previous: Digest,
+}
+
+/// What an entry says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Body {
+    /// The first entry of a log.
+    Genesis {
+        /// The log's name.
+        origin: String,
+        /// Digest of [`SCHEMA`].
+        schema: Option<Digest>,
+        /// Digest of the last checkpoint of the log that this one continues.
+        previous_checkpoint: Option<Digest>,
+        /// The verifier key line of the log's first key.
+        verifier_key: String,
+    },
+    /// A request, before anything is sent.
+    Opened(Opened),
+    /// The end of a response.
+    Sealed(Sealing),
+    /// An isolation fault.
+    Incident(Incident),
+    /// What a start had to discard.
+    Recovered {
+        /// Whole entries that were never acknowledged.
+        entries_discarded: u64,
+        /// Bytes of them and of torn ones.
+        bytes_discarded: u64,
+    },
+    /// An idle log lives.
+    Heartbeat,
+}
+
+/// What is known when a request is accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Opened {
+    /// Epoch of the tenant's commitment key.
+    pub epoch: u64,
+    /// Commitment of the request body.
+    pub request: [u8; 32],
+    /// Commitment of the tenant's name.
+    pub tenant_name: [u8; 32],
+    /// Digest of the rule set in force.
+    pub rules: Digest,
+    /// Digest of the names of the rules that decided: see [`determining_digest`].
+    pub determining: Digest,
+    /// Digest of the model file.
+    pub model: Digest,
+    /// Digest of the program that computes and serves.
+    pub build: Digest,
+    /// Whether the response is a stream.
+    pub stream: bool,
+}
+
+/// Why a response ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SealReason {
+    /// The model ended its turn or a stop string was met.
+    Stop = 0,
+    /// The token limit was reached.
+    Length = 1,
+    /// The client went away, or the gateway gave up on it.
+    Aborted = 2,
+    /// The engine failed.
+    Error = 3,
+    /// An isolation fault stopped it.
+    Isolation = 4,
+    /// The log's process ended before the response did; written at the next start.
+    Crash = 5,
+}
+
+impl SealReason {
+    const ALL: [Self; 6] = [Self::Stop, Self::Length, Self::Aborted, Self::Error, Self::Isolation, Self::Crash];
+
+    /// The word for people.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Aborted => "aborted",
+            Self::Error => "error",
+            Self::Isolation => "isolation",
+            Self::Crash => "crash",
+        }
+    }
+}
+
+/// What is known when a response ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sealing {
+    /// The request.
+    pub request: RequestId,
+    /// Index of its opened entry.
+    pub opened_index: u64,
+    /// Leaf hash of its opened entry.
+    pub opened_leaf: Digest,
+    /// Why it ended.
+    pub reason: SealReason,
+    /// Commitment of the payloads sent; `None` after a crash.
+    pub response: Option<[u8; 32]>,
+    /// Head of the chunk chain; `None` after a crash.
+    pub chain: Option<[u8; 32]>,
+    /// Payloads sent.
+    pub chunks: u64,
+    /// Engine steps that passed the gate.
+    pub steps: u64,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Tokens sampled.
+    pub completion_tokens: u64,
+    /// Distinct pages read.
+    pub pages: PageCounts,
+    /// Digest of the trace; `None` after a crash.
+    pub trace: Option<Digest>,
+    /// Time in the queue, in microseconds.
+    pub queued_us: u64,
+    /// Time in prefill, in microseconds.
+    pub prefill_us: u64,
+    /// Time in decode, in microseconds.
+    pub decode_us: u64,
+    /// Which checks were on.
+    pub coverage: Coverage,
+}
+
+/// Which checks a response went through.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Coverage {
+    /// Every step's pages were compared with the request's label before its text was sent.
+    pub label_gate: bool,
+    /// The kernels compared page tags while reading.
+    pub kernel_tags: bool,
+}
+
+impl Coverage {
+    fn bits(self) -> u64 {
+        u64::from(self.label_gate) | u64::from(self.kernel_tags) << 1
+    }
+
+    fn from_bits(bits: u64) -> Option<Self> {
+        (bits < 4).then_some(Self { label_gate: bits & 1 != 0, kernel_tags: bits & 2 != 0 })
+    }
+}
+
+/// An isolation fault, detected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Incident {
+    /// The incident's id.
+    pub incident: [u8; 16],
+    /// What kind of fault.
+    pub class: IncidentClass,
+    /// Payload bytes that had left before it was noticed.
+    pub bytes_released: u64,
+    /// The step that showed it.
+    pub step: Option<u32>,
+    /// The page concerned.
+    pub page: Option<u32>,
+    /// The life of the page.
+    pub generation: Option<u32>,
+    /// The request that was stopped.
+    pub request: RequestId,
+    /// Index of its opened entry.
+    pub opened_index: u64,
+    /// Leaf hash of its opened entry.
+    pub opened_leaf: Digest,
+    /// The tenant whose page it was, where that is known.
+    pub victim: Option<TenantRef>,
+}
+
+impl Incident {
+    /// A foreign page after bytes had left is the worst that can happen; anything else was stopped in time.
+    fn severity(&self) -> u64 {
+        if self.bytes_released > 0 { 3 } else { 2 }
+    }
+
+    /// Numbered alike in `stage` (pre-release, at-release) and `action` (blocked, truncated).
+    fn after_release(&self) -> u64 {
+        u64::from(self.bytes_released > 0)
+    }
+}
+
+/// Kinds of isolation faults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IncidentClass {
+    /// Another tenant's page was read.
+    ForeignPage = 0,
+    /// A page that nobody may read was read.
+    UnlabelledPage = 1,
+    /// A page was read in two lives.
+    Generation = 2,
+    /// A kernel found another tag in a page.
+    Tag = 3,
+    /// A step was missing or out of order.
+    StepGap = 4,
+    /// A step belonged to another request.
+    RequestMismatch = 5,
+}
+
+impl IncidentClass {
+    const ALL: [Self; 6] =
+        [Self::ForeignPage, Self::UnlabelledPage, Self::Generation, Self::Tag, Self::StepGap, Self::RequestMismatch];
+}
+
+/// Digest of the names of determining rules: SHA-256 over each name's length in 32 bits, big-endian, and its bytes.
+#[must_use]
+pub fn determining_digest<'a>(names: impl IntoIterator<Item = &'a str>) -> Digest {
+    let mut hash = Sha256::new();
+    for name in names {
+        #[expect(clippy::cast_possible_truncation, reason = "a rule's name is far below 4 GiB")]
+        hash.update((name.len() as u32).to_be_bytes());
+        hash.update(name);
+    }
+    Digest(hash.finalize().into())
+}
+
+/// Digest of [`SCHEMA`].
+#[must_use]
+pub fn schema_digest() -> Digest {
+    Digest(Sha256::digest(SCHEMA).into())
+}
+
+const HEAD_FIELDS: u64 = 10;
+
+impl Body {
+    fn kind(&self) -> u64 {
+        match self {
+            Self::Genesis { .. } => 0,
+            Self::Opened(_) => 1,
+            Self::Sealed(_) => 2,
+            Self::Incident(_) => 5,
+            Self::Recovered { .. } => 8,
+            Self::Heartbeat => 11,
+        }
+    }
+
+    /// The kind's name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Genesis { .. } => "genesis",
+            Self::Opened(_) => "opened",
+            Self::Sealed(_) => "sealed",
+            Self::Incident(_) => "incident",
+            Self::Recovered { .. } => "recovered",
+            Self::Heartbeat => "heartbeat",
+        }
+    }
+
+    fn fields(&self) -> u64 {
+        match self {
+            Self::Genesis { .. } => 4,
+            Self::Opened(_) => 9,
+            Self::Sealed(_) => 18,
+            Self::Incident(_) => 16,
+            Self::Recovered { .. } => 3,
+            Self::Heartbeat => 0,
+        }
+    }
+
+    fn encode(&self, writer: &mut Writer) {
+        let digest = |digest: &Option<Digest>| digest.map(|digest| digest.0);
+        match self {
+            Self::Genesis { origin, schema, previous_checkpoint, verifier_key } => {
+                writer.text(origin).bytes_or_null(digest(schema).as_ref().map(<[u8; 32]>::as_slice));
+                writer.bytes_or_null(digest(previous_checkpoint).as_ref().map(<[u8; 32]>::as_slice));
+                writer.text(verifier_key);
+            }
+            Self::Opened(opened) => {
+                writer.uint(opened.epoch).bytes(&opened.request).bytes(&opened.tenant_name);
+                writer.bytes(&opened.rules.0).bytes(&opened.determining.0);
+                writer.bytes(&opened.model.0).bytes(&opened.build.0).uint(opened.stream.into()).uint(0);
+            }
+            Self::Sealed(sealed) => {
+                writer.bytes(&sealed.request.bytes()).uint(sealed.opened_index).bytes(&sealed.opened_leaf.0);
+                writer.uint(sealed.reason as u64);
+                writer.bytes_or_null(sealed.response.as_ref().map(<[u8; 32]>::as_slice));
+                writer.bytes_or_null(sealed.chain.as_ref().map(<[u8; 32]>::as_slice));
+                writer.uint(sealed.chunks).uint(sealed.steps);
+                writer.uint(sealed.prompt_tokens).uint(sealed.completion_tokens);
+                writer.uint(sealed.pages.own).uint(sealed.pages.public).uint(sealed.pages.foreign);
+                writer.bytes_or_null(digest(&sealed.trace).as_ref().map(<[u8; 32]>::as_slice));
+                writer.uint(sealed.queued_us).uint(sealed.prefill_us).uint(sealed.decode_us);
+                writer.uint(sealed.coverage.bits());
+            }
+            Self::Incident(incident) => {
+                let number = |writer: &mut Writer, number: Option<u32>| {
+                    match number {
+                        Some(number) => writer.uint(number.into()),
+                        None => writer.null(),
+                    };
+                };
+                writer.bytes(&incident.incident).uint(0).null().uint(0).uint(incident.class as u64);
+                writer.uint(incident.severity()).uint(incident.after_release()).uint(incident.bytes_released);
+                number(writer, incident.step);
+                number(writer, incident.page);
+                number(writer, incident.generation);
+                writer.bytes(&incident.request.bytes()).uint(incident.opened_index).bytes(&incident.opened_leaf.0);
+                writer.bytes_or_null(incident.victim.as_ref().map(<[u8; 16]>::as_slice));
+                writer.uint(incident.after_release());
+            }
+            Self::Recovered { entries_discarded, bytes_discarded } => {
+                writer.uint(0).uint(*entries_discarded).uint(*bytes_discarded);
+            }
+            Self::Heartbeat => {}
+        }
+    }
+
+    fn decode(kind: u64, reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(match kind {
+            0 => Self::Genesis {
+                origin: short_text(reader, "origin")?,
+                schema: digest_or_null(reader, "schema")?,
+                previous_checkpoint: digest_or_null(reader, "previous checkpoint")?,
+                verifier_key: short_text(reader, "verifier key")?,
+            },
+            1 => Self::Opened(decode_opened(reader)?),
+            2 => Self::Sealed(decode_sealed(reader)?),
+            5 => Self::Incident(decode_incident(reader)?),
+            8 => {
+                exactly(reader, 0, "code")?;
+                Self::Recovered { entries_discarded: reader.uint()?, bytes_discarded: reader.uint()? }
+            }
+            11 => Self::Heartbeat,
+            kind => return Err(DecodeError::Kind { kind }),
+        })
+    }
+}
+
+fn decode_opened(reader: &mut Reader<'_>) -> Result<Opened, DecodeError> {
+    let opened = Opened {
+        epoch: reader.uint()?,
+        request: reader.fixed("request")?,
+        tenant_name: reader.fixed("tenant name")?,
+        rules: Digest(reader.fixed("rules")?),
+        determining: Digest(reader.fixed("determining")?),
+        model: Digest(reader.fixed("model")?),
+        build: Digest(reader.fixed("build")?),
+        stream: match reader.uint()? {
+            0 => false,
+            1 => true,
+            _ => return Err(DecodeError::Range { field: "stream" }),
+        },
+    };
+    exactly(reader, 0, "mode")?;
+    Ok(opened)
+}
+
+fn decode_sealed(reader: &mut Reader<'_>) -> Result<Sealing, DecodeError> {
+    Ok(Sealing {
+        request: RequestId::from_bytes(reader.fixed("request id")?),
+        opened_index: reader.uint()?,
+        opened_leaf: Digest(reader.fixed("opened leaf")?),
+        reason: numbered(&SealReason::ALL, reader.uint()?, "reason")?,
+        response: digest_or_null(reader, "response")?.map(|digest| digest.0),
+        chain: digest_or_null(reader, "chain")?.map(|digest| digest.0),
+        chunks: reader.uint()?,
+        steps: reader.uint()?,
+        prompt_tokens: reader.uint()?,
+        completion_tokens: reader.uint()?,
+        pages: PageCounts { own: reader.uint()?, public: reader.uint()?, foreign: reader.uint()? },
+        trace: digest_or_null(reader, "trace")?,
+        queued_us: reader.uint()?,
+        prefill_us: reader.uint()?,
+        decode_us: reader.uint()?,
+        coverage: Coverage::from_bits(reader.uint()?).ok_or(DecodeError::Range { field: "coverage" })?,
+    })
+}
+
+fn decode_incident(reader: &mut Reader<'_>) -> Result<Incident, DecodeError> {
+    let id = reader.fixed("incident")?;
+    exactly(reader, 0, "sequence")?;
+    if !reader.null() {
+        return Err(DecodeError::Range { field: "previous" });
+    }
+    exactly(reader, 0, "state")?;
+    let class = numbered(&IncidentClass::ALL, reader.uint()?, "class")?;
+    let (severity, stage, bytes_released) = (reader.uint()?, reader.uint()?, reader.uint()?);
+    let number = |reader: &mut Reader<'_>, field| match reader.null() {
+        true => Ok(None),
+        false => reader.uint32(field).map(Some),
+    };
+    let incident = Incident {
+        incident: id,
+        class,
+        bytes_released,
+        step: number(reader, "step")?,
+        page: number(reader, "page")?,
+        generation: number(reader, "generation")?,
+        request: RequestId::from_bytes(reader.fixed("request id")?),
+        opened_index: reader.uint()?,
+        opened_leaf: Digest(reader.fixed("opened leaf")?),
+        victim: match reader.null() {
+            true => None,
+            false => Some(reader.fixed("victim")?),
+        },
+    };
+    let action = reader.uint()?;
+    let after = incident.after_release();
+    if severity != incident.severity() || stage != after || action != after {
+        return Err(DecodeError::Range { field: "severity, stage or action" });
+    }
+    Ok(incident)
+}
+
+impl Entry {
+    /// The entry's bytes. They are what is hashed and stored, and never made a second time.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::new();
+        let head = &self.head;
+        writer.array(HEAD_FIELDS + self.body.fields()).uint(ENTRY_VERSION).uint(self.body.kind());
+        writer.bytes(&head.uuid).bytes(&head.blind).bytes(&head.boot).uint(head.wall_us).uint(head.mono_us);
+        match &head.tenant {
+            Some(link) => writer.bytes(&link.tenant).uint(link.number).bytes(&link.previous.0),
+            None => writer.null().uint(0).bytes(&[0; 32]),
+        };
+        self.body.encode(&mut writer);
+        writer.finish()
+    }
+
+    /// Reads an entry's bytes.
+    ///
+    /// # Errors
+    /// [`DecodeError`] for anything that [`Entry::encode`] would not have written.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        if bytes.len() > ENTRY_BYTES_MAX {
+            return Err(DecodeError::TooLong { length: bytes.len(), length_max: ENTRY_BYTES_MAX });
+        }
+        let mut reader = Reader::new(bytes);
+        let fields = reader.array()?;
+        let version = reader.uint()?;
+        if version != ENTRY_VERSION {
+            return Err(DecodeError::Version { version });
+        }
+        let kind = reader.uint()?;
+        let (uuid, blind, boot) = (reader.fixed("uuid")?, reader.fixed("blind")?, reader.fixed("boot")?);
+        let (wall_us, mono_us) = (reader.uint()?, reader.uint()?);
+        let tenant: Option<TenantRef> = if reader.null() { None } else { Some(reader.fixed("tenant")?) };
+        let (number, previous) = (reader.uint()?, Digest(reader.fixed("tenant previous")?));
+        if tenant.is_none() && (number, previous) != (0, Digest([0; 32])) {
+            return Err(DecodeError::Range { field: "tenant number" });
+        }
+        let tenant = tenant.map(|tenant| TenantLink { tenant, number, previous });
+        let body = Body::decode(kind, &mut reader)?;
+        reader.end()?;
+        if fields != HEAD_FIELDS + body.fields() {
+            return Err(DecodeError::Range { field: "number of fields" });
+        }
+        Ok(Self { head: Head { uuid, blind, boot, wall_us, mono_us, tenant }, body })
+    }
+}
+
+fn exactly(reader: &mut Reader<'_>, number: u64, field: &'static str) -> Result<(), DecodeError> {
+    if reader.uint()? == number { Ok(()) } else { Err(DecodeError::Range { field }) }
+}
+
+fn numbered<T: Copy>(all: &[T], number: u64, field: &'static str) -> Result<T, DecodeError> {
+    usize::try_from(number).ok().and_then(|number| all.get(number)).copied().ok_or(DecodeError::Range { field })
+}
+
+fn digest_or_null(reader: &mut Reader<'_>, field: &'static str) -> Result<Option<Digest>, DecodeError> {
+    if reader.null() { Ok(None) } else { reader.fixed(field).map(Digest).map(Some) }
+}
+
+fn short_text(reader: &mut Reader<'_>, field: &'static str) -> Result<String, DecodeError> {
+    let text = reader.text()?;
+    if text.len() > TEXT_BYTES_MAX { Err(DecodeError::Range { field }) } else { Ok(text.to_owned()) }
+}

@@ -1,0 +1,187 @@
+//! Checkpoints: a tree's size and root hash under a log's signature, as C2SP tlog-checkpoint writes them.
+
+use crate::{LogSigner, TREE_SIZE_MAX, VerifierKey};
+use signed_note::{Note, NoteError, VerifierList};
+use tlog_tiles::Hash;
+
+/// Longest checkpoint that is read: sixteen post-quantum cosignatures fit.
+pub const CHECKPOINT_BYTES_MAX: usize = 64 * 1024;
+/// Signature lines that are read: the specification asks for at least 16.
+pub const SIGNATURES_MAX: usize = 16;
+
+/// Exactly three lines: origin, size, root hash. No extension lines: not every cosignature covers them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checkpoint {
+    /// The log's name.
+    pub origin: String,
+    /// Entries in the tree.
+    pub size: u64,
+    /// The tree's root hash.
+    pub root: Hash,
+}
+
+/// A checkpoint is not one, or not one of this log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CheckpointError {
+    /// Longer than [`CHECKPOINT_BYTES_MAX`].
+    #[error("the checkpoint has {length} bytes, at most {CHECKPOINT_BYTES_MAX} are read")]
+    TooLong {
+        /// Bytes given.
+        length: usize,
+    },
+    /// More than [`SIGNATURES_MAX`] signature lines.
+    #[error("the checkpoint has {signatures} signatures, at most {SIGNATURES_MAX} are read")]
+    Signatures {
+        /// Lines given.
+        signatures: usize,
+    },
+    /// Not a signed note.
+    #[error("the checkpoint is not a signed note")]
+    Note,
+    /// The text is not origin, size and root hash in their one form.
+    #[error("the checkpoint is not exactly origin, size and root hash")]
+    Form,
+    /// No signature of the expected key, or a false one.
+    #[error("the checkpoint is not signed by the expected key")]
+    Signature,
+    /// Signed by the key, but for another origin.
+    #[error("the checkpoint's origin is not the key's name")]
+    Origin,
+    /// The key could not sign.
+    #[error("the checkpoint could not be signed")]
+    Sign,
+}
+
+impl Checkpoint {
+    /// The signed note, text and one signature line.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Origin`] when the key has another name, [`CheckpointError::Sign`].
+    pub fn sign(&self, signer: &LogSigner) -> Result<String, CheckpointError> {
+        if self.origin != signer.name() {
+            return Err(CheckpointError::Origin);
+        }
+        let mut note = Note::new(self.text().as_bytes(), &[]).map_err(|_| CheckpointError::Form)?;
+        note.add_sigs(&[signer]).map_err(|_| CheckpointError::Sign)?;
+        String::from_utf8(note.to_bytes()).map_err(|_| CheckpointError::Form)
+    }
+
+    /// Reads a signed note and checks the signature of `key`; other signatures are ignored.
+    ///
+    /// # Errors
+    /// [`CheckpointError`].
+    pub fn open(note: &[u8], key: &VerifierKey) -> Result<Self, CheckpointError> {
+        if note.len() > CHECKPOINT_BYTES_MAX {
+            return Err(CheckpointError::TooLong { length: note.len() });
+        }
+        let dash = "— ".as_bytes();
+        let signatures = note.split(|byte| *byte == b'\n').filter(|line| line.starts_with(dash)).count();
+        if signatures > SIGNATURES_MAX {
+            return Err(CheckpointError::Signatures { signatures });
+        }
+        let note = Note::from_bytes(note).map_err(|_| CheckpointError::Note)?;
+        let known = VerifierList::new(vec![Box::new(key.clone())]);
+        note.verify(&known).map_err(|error| match error {
+            NoteError::MalformedNote => CheckpointError::Note,
+            _ => CheckpointError::Signature,
+        })?;
+        let checkpoint = Self::parse(note.text())?;
+        if checkpoint.origin == key.name() { Ok(checkpoint) } else { Err(CheckpointError::Origin) }
+    }
+
+    fn text(&self) -> String {
+        format!("{}\n{}\n{}\n", self.origin, self.size, self.root)
+    }
+
+    /// Reads the three lines; whatever does not print again as it was is refused.
+    fn parse(text: &[u8]) -> Result<Self, CheckpointError> {
+        let text = std::str::from_utf8(text).map_err(|_| CheckpointError::Form)?;
+        let mut lines = text.split('\n');
+        let (Some(origin), Some(size), Some(root)) = (lines.next(), lines.next(), lines.next()) else {
+            return Err(CheckpointError::Form);
+        };
+        let size: u64 = size.parse().map_err(|_| CheckpointError::Form)?;
+        let root = Hash::parse_hash(root).map_err(|_| CheckpointError::Form)?;
+        let checkpoint = Self { origin: origin.to_owned(), size, root };
+        let exact = checkpoint.text() == text && !origin.is_empty() && size <= TREE_SIZE_MAX;
+        if exact { Ok(checkpoint) } else { Err(CheckpointError::Form) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn signer() -> LogSigner {
+        LogSigner::from_seed("example.com/log", &[9; 32]).unwrap()
+    }
+
+    fn signed(text: &str) -> Vec<u8> {
+        let mut note = Note::new(text.as_bytes(), &[]).unwrap();
+        note.add_sigs(&[&signer()]).unwrap();
+        note.to_bytes()
+    }
+
+    #[test]
+    fn any_flipped_bit_is_refused() {
+        let checkpoint = Checkpoint { origin: "example.com/log".into(), size: 12, root: crate::leaf_hash(b"x") };
+        let note = checkpoint.sign(&signer()).unwrap().into_bytes();
+        assert_eq!(Checkpoint::open(&note, &signer().verifier_key()), Ok(checkpoint));
+        for bit in 0..note.len() * 8 {
+            let mut changed = note.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(Checkpoint::open(&changed, &signer().verifier_key()).is_err(), "bit {bit}");
+        }
+        for length in 0..note.len() {
+            assert!(Checkpoint::open(&note[..length], &signer().verifier_key()).is_err(), "cut to {length}");
+        }
+    }
+
+    #[test]
+    fn other_forms_are_refused_even_when_signed() {
+        let root = crate::leaf_hash(b"x").to_string();
+        let key = signer().verifier_key();
+        let open = |text: String| Checkpoint::open(&signed(&text), &key);
+        assert!(open(format!("example.com/log\n12\n{root}\n")).is_ok());
+        for text in [
+            format!("example.com/log\n012\n{root}\n"),
+            format!("example.com/log\n+12\n{root}\n"),
+            format!("example.com/log\n-1\n{root}\n"),
+            format!("example.com/log\n9223372036854775808\n{root}\n"),
+            format!("example.com/log\n12\n{root}\nextension\n"),
+            format!("example.com/log\n12\n{}\n", &root[..40]),
+            format!("\n12\n{root}\n"),
+            "example.com/log\n12\n".into(),
+            "example.com/log\n".into(),
+        ] {
+            assert_eq!(open(text.clone()), Err(CheckpointError::Form), "{text:?}");
+        }
+        assert_eq!(open(format!("example.com/other\n12\n{root}\n")), Err(CheckpointError::Origin));
+    }
+
+    #[test]
+    fn another_key_of_the_same_name_is_refused() {
+        let checkpoint = Checkpoint { origin: "example.com/log".into(), size: 12, root: crate::leaf_hash(b"x") };
+        let note = checkpoint.sign(&signer()).unwrap();
+        let other = LogSigner::from_seed("example.com/log", &[8; 32]).unwrap().verifier_key();
+        assert_eq!(Checkpoint::open(note.as_bytes(), &other), Err(CheckpointError::Signature));
+        let elsewhere = Checkpoint { origin: "example.com/2".into(), ..checkpoint };
+        assert_eq!(elsewhere.sign(&signer()), Err(CheckpointError::Origin));
+    }
+
+    #[test]
+    fn sixteen_signatures_are_read_and_a_thousand_are_not() {
+        let checkpoint = Checkpoint { origin: "example.com/log".into(), size: 12, root: crate::leaf_hash(b"x") };
+        let key = signer().verifier_key();
+        let mut note = checkpoint.sign(&signer()).unwrap();
+        let witness = "— witness.example AAAAAAECAwQFBgc=\n";
+        note.push_str(&witness.repeat(15));
+        assert!(Checkpoint::open(note.as_bytes(), &key).is_ok());
+        note.push_str(witness);
+        assert_eq!(Checkpoint::open(note.as_bytes(), &key), Err(CheckpointError::Signatures { signatures: 17 }));
+        note.push_str(&witness.repeat(983));
+        assert_eq!(Checkpoint::open(note.as_bytes(), &key), Err(CheckpointError::Signatures { signatures: 1_000 }));
+        note.push_str(&witness.repeat(1_000));
+        assert!(matches!(Checkpoint::open(note.as_bytes(), &key), Err(CheckpointError::TooLong { .. })));
+    }
+}
