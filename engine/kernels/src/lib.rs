@@ -1,5 +1,31 @@
 //! CPU kernels and the memory they work on: the scalar reference and its SIMD twins, paged K and V, the thread team.
+//!
+//! Every kernel is written once over 16 lanes and compiled for each family of instructions; all families, any number
+//! of threads and any way of putting tokens together into runs give the same bits.
 
+mod activations;
+mod attention;
+mod family;
+mod kv_store;
 mod mapped_file;
+mod matrix;
+mod memory;
+mod norm;
+mod product;
+mod rope;
+mod shared_slice;
+mod simd;
+mod span;
+mod team;
 
+pub use activations::Activations;
+pub use attention::{AttentionPlan, attention};
+pub use family::KernelFamily;
+pub use kv_store::{KvShape, KvStore, KvStoreError, PAGE_TOKENS, PageRef};
 pub use mapped_file::MappedFile;
+pub use matrix::{Matrix, MatrixKind, MatrixSource, PackError};
+pub use norm::{quantise, rms_norm};
+pub use product::{product, product_add, product_swiglu};
+pub use rope::{HEAD_DIM_MAX, HeadShape, Rope, rotate_and_append};
+pub use span::{PageFault, PageFaults, Span};
+pub use team::Team;

@@ -1,0 +1,605 @@
+//! Grouped-query attention over paged K and V, the same routine for prefill and decode.
+//!
+//! Bits: a query's result is a function of its own position and pages alone. The context is cut at fixed positions
+//! into segments; inside a segment, scores are sums over the head's dimensions in one order, the softmax uses the
+//! segment's largest score, and values are added position by position; segments are then joined in order. Whether one
+//! thread does all segments of a query or several share them changes who computes, not what.
+//!
+//! Source: PagedAttention, arXiv:2309.06180 section 4.1; segments as in Flash-Decoding; labels are compared for each
+//! page, layer and group of heads at the moment of the read ([`KvStore`]'s tag and the slab's own).
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::kv_store::{KvStore, PAGE_TOKENS, Slab};
+use crate::rope::HeadShape;
+use crate::shared_slice::SharedSlice;
+use crate::simd::{Kernel, LANES, Simd, dispatch, exp};
+use crate::span::{PageFaults, Span};
+use crate::team::Team;
+
+/// Pages of a segment: 256 positions, whose scores stay in the first-level cache.
+const SEGMENT_PAGES: usize = 16;
+/// Positions of a segment.
+const SEGMENT_TOKENS: usize = SEGMENT_PAGES * PAGE_TOKENS;
+/// Consecutive tokens of a span whose queries share one pass over K and V.
+const TILE_TOKENS: usize = 8;
+/// With fewer pieces of work than this for each thread, segments become pieces of their own.
+const PIECES_PER_THREAD: usize = 4;
+
+/// Up to [`TILE_TOKENS`] consecutive tokens of one span.
+#[derive(Clone, Copy, Debug)]
+struct Tile {
+    span: usize,
+    /// Position of the first token in its sequence.
+    position: usize,
+    tokens: usize,
+    /// Row of the first token in the run.
+    row: usize,
+}
+
+impl Tile {
+    /// Segments that its last token sees.
+    fn segments(&self) -> usize {
+        (self.position + self.tokens).div_ceil(SEGMENT_TOKENS)
+    }
+}
+
+/// How a run is divided, and memory for the threads. Reused from layer to layer and from run to run.
+#[derive(Debug, Default)]
+pub struct AttentionPlan {
+    tiles: Vec<Tile>,
+    /// Most segments of a tile.
+    segments: usize,
+    threads: Vec<Mutex<Scratch>>,
+    /// Results of segments that are joined later.
+    partials: Vec<Partial>,
+    /// Dimensions of them, by `[tile, kv head, segment]`.
+    partial_outputs: Vec<f32>,
+}
+
+/// Softmax denominators and maxima of one segment's rows are kept beside its output.
+#[derive(Clone, Copy, Debug, Default)]
+struct Partial {
+    largest: f32,
+    sum: f32,
+}
+
+#[derive(Debug, Default)]
+struct Scratch {
+    /// `[rows][head_dim]`, chunk by chunk transposed.
+    queries: Vec<f32>,
+    /// `[rows][SEGMENT_TOKENS]`: scores, then weights.
+    scores: Vec<f32>,
+    /// `[rows][head_dim]` of the segment.
+    outputs: Vec<f32>,
+    partials: Vec<Partial>,
+    /// `[rows][head_dim]` of the segments so far.
+    joined_outputs: Vec<f32>,
+    joined: Vec<Partial>,
+}
+
+impl AttentionPlan {
+    /// Divides a run. Allocates only when a run is larger than all before it.
+    pub fn prepare(&mut self, spans: &[Span<'_>], shape: HeadShape, threads: usize) {
+        self.tiles.clear();
+        let mut row = 0;
+        for (span, Span { tokens, position, .. }) in spans.iter().enumerate() {
+            for first in (0..tokens.len()).step_by(TILE_TOKENS) {
+                let count = TILE_TOKENS.min(tokens.len() - first);
+                self.tiles.push(Tile { span, position: position + first, tokens: count, row: row + first });
+            }
+            row += tokens.len();
+        }
+        self.segments = self.tiles.iter().map(Tile::segments).max().unwrap_or(0);
+
+        let rows = TILE_TOKENS * shape.heads / shape.kv_heads;
+        self.threads.resize_with(threads, Mutex::default);
+        for scratch in &mut self.threads {
+            let scratch = scratch.get_mut().unwrap_or_else(PoisonError::into_inner);
+            scratch.queries.resize(rows * shape.head_dim, 0.0);
+            scratch.scores.resize(rows * SEGMENT_TOKENS, 0.0);
+            scratch.outputs.resize(rows * shape.head_dim, 0.0);
+            scratch.partials.resize(rows, Partial::default());
+            scratch.joined_outputs.resize(rows * shape.head_dim, 0.0);
+            scratch.joined.resize(rows, Partial::default());
+        }
+        if self.shares_segments(shape, threads) {
+            let rows = self.tiles.len() * shape.kv_heads * self.segments * rows;
+            grow(&mut self.partials, rows, Partial::default());
+            grow(&mut self.partial_outputs, rows * shape.head_dim, 0.0);
+        }
+    }
+
+    /// Few queries over a long context: threads share the segments of a query.
+    fn shares_segments(&self, shape: HeadShape, threads: usize) -> bool {
+        threads > 1 && self.segments > 1 && self.tiles.len() * shape.kv_heads < PIECES_PER_THREAD * threads
+    }
+}
+
+fn grow<T: Clone>(buffer: &mut Vec<T>, length: usize, value: T) {
+    if buffer.len() < length {
+        buffer.resize(length, value);
+    }
+}
+
+/// Attention of all tokens of a run in one layer.
+///
+/// Shapes: `qkv` [tokens, `qkv_width`] with rotated and scaled queries, `out` [tokens, `query_width`]; K and V of the
+/// run's tokens are appended already. `plan` was prepared for these spans. The rows of a span that gets a fault, or
+/// has one, are zeros and mean nothing.
+///
+/// # Panics
+/// When shapes do not fit together or a span is not covered by its pages.
+#[expect(clippy::too_many_arguments, reason = "one kernel call; grouping them would only rename them")]
+pub fn attention(
+    team: &mut Team,
+    store: &KvStore,
+    layer: usize,
+    shape: HeadShape,
+    plan: &mut AttentionPlan,
+    spans: &[Span<'_>],
+    qkv: &[f32],
+    faults: &PageFaults,
+    out: &mut [f32],
+) {
+    let tokens: usize = spans.iter().map(|span| span.tokens.len()).sum();
+    assert!(tokens == plan.tiles.iter().map(|tile| tile.tokens).sum::<usize>(), "the plan of these spans");
+    assert!(qkv.len() >= tokens * shape.qkv_width() && out.len() >= tokens * shape.query_width(), "rows");
+    assert!(spans.iter().all(Span::is_covered), "pages of all tokens");
+    let held = store.shape();
+    assert!(layer < held.layers && held.kv_heads == shape.kv_heads && held.head_dim == shape.head_dim, "the store");
+    assert!(plan.threads.len() >= team.threads(), "scratch for every thread");
+
+    let family = team.family();
+    let shares_segments = plan.shares_segments(shape, team.threads());
+    let AttentionPlan { tiles, segments, threads, partials, partial_outputs } = plan;
+    let (tiles, threads, segments) = (&*tiles, &*threads, *segments);
+    let group_rows = TILE_TOKENS * shape.heads / shape.kv_heads;
+    let out = SharedSlice::new(out);
+    let next = AtomicUsize::new(0);
+    let reader = Reader { store, layer, shape, spans, qkv, faults };
+
+    if !shares_segments {
+        let pieces = tiles.len() * shape.kv_heads;
+        team.run(&|index| {
+            let mut scratch = threads[index].lock().unwrap_or_else(PoisonError::into_inner);
+            loop {
+                let piece = next.fetch_add(1, Ordering::Relaxed);
+                if piece >= pieces {
+                    return;
+                }
+                // The last tokens of a prompt see the most and come first, so that threads end together.
+                let tile = &tiles[tiles.len() - 1 - piece / shape.kv_heads];
+                let kv_head = piece % shape.kv_heads;
+                let scratch = &mut *scratch;
+                dispatch(family, WholeTile { reader: &reader, tile, kv_head, scratch, out: &out });
+            }
+        });
+        return;
+    }
+
+    {
+        let partials = SharedSlice::new(partials);
+        let outputs = SharedSlice::new(partial_outputs);
+        let pieces = tiles.len() * shape.kv_heads * segments;
+        team.run(&|index| {
+            let mut scratch = threads[index].lock().unwrap_or_else(PoisonError::into_inner);
+            loop {
+                let piece = next.fetch_add(1, Ordering::Relaxed);
+                if piece >= pieces {
+                    return;
+                }
+                let (tile, kv_head) = (&tiles[piece / segments / shape.kv_heads], piece / segments % shape.kv_heads);
+                let segment = piece % segments;
+                if segment >= tile.segments() {
+                    continue;
+                }
+                let rows = piece * group_rows..(piece + 1) * group_rows;
+                let dims = rows.start * shape.head_dim..rows.end * shape.head_dim;
+                // SAFETY: each piece is taken once, and pieces do not overlap.
+                let (partials, outputs) = unsafe { (partials.part(rows), outputs.part(dims)) };
+                let scratch = &mut *scratch;
+                dispatch(family, OneSegment { reader: &reader, tile, kv_head, segment, scratch, partials, outputs });
+            }
+        });
+    }
+    let mut scratch = threads[0].lock().unwrap_or_else(PoisonError::into_inner);
+    for (number, tile) in tiles.iter().enumerate() {
+        for kv_head in 0..shape.kv_heads {
+            let first = (number * shape.kv_heads + kv_head) * segments * group_rows;
+            let rows = first..first + tile.segments() * group_rows;
+            let partials = &partials[rows.clone()];
+            let outputs = &partial_outputs[rows.start * shape.head_dim..rows.end * shape.head_dim];
+            let scratch = &mut *scratch;
+            dispatch(family, Join { reader: &reader, tile, kv_head, scratch, partials, outputs, out: &out });
+        }
+    }
+}
+
+/// What is read, the same for every piece of work.
+struct Reader<'a> {
+    store: &'a KvStore,
+    layer: usize,
+    shape: HeadShape,
+    spans: &'a [Span<'a>],
+    qkv: &'a [f32],
+    faults: &'a PageFaults,
+}
+
+impl<'a> Reader<'a> {
+    fn group(&self) -> usize {
+        self.shape.heads / self.shape.kv_heads
+    }
+
+    /// The slabs of a segment, after their labels were compared; `None` after a fault was recorded.
+    fn slabs(&self, tile: &Tile, segment: usize) -> Option<([Slab<'a>; SEGMENT_PAGES], usize)> {
+        if self.faults.of(tile.span).is_some() {
+            return None;
+        }
+        let last = (tile.position + tile.tokens).div_ceil(PAGE_TOKENS);
+        let pages = &self.spans[tile.span].pages[segment * SEGMENT_PAGES..last.min((segment + 1) * SEGMENT_PAGES)];
+        let mut slabs: Option<[Slab<'a>; SEGMENT_PAGES]> = None;
+        for (index, page) in pages.iter().enumerate() {
+            let Some(slab) = self.store.slab(self.layer, *page) else {
+                self.faults.record(tile.span, self.layer, page.page);
+                return None;
+            };
+            slabs.get_or_insert([slab; SEGMENT_PAGES])[index] = slab;
+        }
+        Some((slabs?, pages.len()))
+    }
+}
+
+struct WholeTile<'a> {
+    reader: &'a Reader<'a>,
+    tile: &'a Tile,
+    kv_head: usize,
+    scratch: &'a mut Scratch,
+    out: &'a SharedSlice<'a, f32>,
+}
+
+impl Kernel for WholeTile<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { reader, tile, kv_head, scratch, out } = self;
+        let rows = tile.tokens * reader.group();
+        gather_queries(reader, tile, kv_head, &mut scratch.queries);
+        scratch.joined[..rows].fill(Partial { largest: f32::NEG_INFINITY, sum: 0.0 });
+        for segment in 0..tile.segments() {
+            let Scratch { queries, scores, outputs, partials, joined_outputs, joined } = &mut *scratch;
+            if !one_segment(simd, reader, tile, kv_head, segment, queries, scores, partials, outputs) {
+                return write_zeros(reader, tile, kv_head, out);
+            }
+            join(simd, reader.shape.head_dim, rows, joined, joined_outputs, partials, outputs);
+        }
+        write_outputs(simd, reader, tile, kv_head, &scratch.joined, &scratch.joined_outputs, out);
+    }
+}
+
+struct OneSegment<'a> {
+    reader: &'a Reader<'a>,
+    tile: &'a Tile,
+    kv_head: usize,
+    segment: usize,
+    scratch: &'a mut Scratch,
+    partials: &'a mut [Partial],
+    outputs: &'a mut [f32],
+}
+
+impl Kernel for OneSegment<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { reader, tile, kv_head, segment, scratch, partials, outputs } = self;
+        let Scratch { queries, scores, .. } = scratch;
+        gather_queries(reader, tile, kv_head, queries);
+        // A fault is on record then, and `Join` sees it there.
+        let _ = one_segment(simd, reader, tile, kv_head, segment, queries, scores, partials, outputs);
+    }
+}
+
+struct Join<'a> {
+    reader: &'a Reader<'a>,
+    tile: &'a Tile,
+    kv_head: usize,
+    scratch: &'a mut Scratch,
+    partials: &'a [Partial],
+    outputs: &'a [f32],
+    out: &'a SharedSlice<'a, f32>,
+}
+
+impl Kernel for Join<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { reader, tile, kv_head, scratch, partials, outputs, out } = self;
+        if reader.faults.of(tile.span).is_some() {
+            return write_zeros(reader, tile, kv_head, out);
+        }
+        let head_dim = reader.shape.head_dim;
+        let rows = tile.tokens * reader.group();
+        let group_rows = TILE_TOKENS * reader.group();
+        scratch.joined[..rows].fill(Partial { largest: f32::NEG_INFINITY, sum: 0.0 });
+        for (partials, outputs) in
+            std::iter::zip(partials.chunks_exact(group_rows), outputs.chunks_exact(group_rows * head_dim))
+        {
+            join(simd, head_dim, rows, &mut scratch.joined, &mut scratch.joined_outputs, partials, outputs);
+        }
+        write_outputs(simd, reader, tile, kv_head, &scratch.joined, &scratch.joined_outputs, out);
+    }
+}
+
+/// Calls a function for chunks of rows: as many at a time as the registers hold.
+macro_rules! each_chunk {
+    ($rows:expr, $row:ident, $function:ident($($argument:expr),*)) => {
+        let mut $row = 0;
+        while $rows - $row >= 6 { $function::<S, 6>($($argument),*); $row += 6; }
+        while $rows - $row >= 3 { $function::<S, 3>($($argument),*); $row += 3; }
+        while $rows - $row >= 2 { $function::<S, 2>($($argument),*); $row += 2; }
+        while $rows - $row >= 1 { $function::<S, 1>($($argument),*); $row += 1; }
+    };
+}
+
+/// Copies the tile's queries of one group of heads: rows are (token, head), chunk by chunk `[head_dim][chunk]`.
+fn gather_queries(reader: &Reader<'_>, tile: &Tile, kv_head: usize, to: &mut [f32]) {
+    let (group, head_dim) = (reader.group(), reader.shape.head_dim);
+    let rows = tile.tokens * group;
+    let mut row = 0;
+    while row < rows {
+        let chunk = chunk_of(rows - row);
+        for lane in 0..chunk {
+            let (token, head) = ((row + lane) / group, kv_head * group + (row + lane) % group);
+            let from = (tile.row + token) * reader.shape.qkv_width() + head * head_dim;
+            for (dim, value) in reader.qkv[from..from + head_dim].iter().enumerate() {
+                to[row * head_dim + dim * chunk + lane] = *value;
+            }
+        }
+        row += chunk;
+    }
+}
+
+/// The chunk that `each_chunk` takes when `rows` are left.
+fn chunk_of(rows: usize) -> usize {
+    match rows {
+        6.. => 6,
+        3..6 => 3,
+        rows => rows,
+    }
+}
+
+/// One segment for all rows of a tile; false after a fault.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "the inner loop of one kernel")]
+fn one_segment<S: Simd>(
+    simd: S,
+    reader: &Reader<'_>,
+    tile: &Tile,
+    kv_head: usize,
+    segment: usize,
+    queries: &[f32],
+    scores: &mut [f32],
+    partials: &mut [Partial],
+    outputs: &mut [f32],
+) -> bool {
+    let Some((slabs, pages)) = reader.slabs(tile, segment) else { return false };
+    let head_dim = reader.shape.head_dim;
+    let rows = tile.tokens * reader.group();
+    // Positions of this segment that a row sees: up to its own.
+    let visible = |row: usize| {
+        (tile.position + row / reader.group() + 1).saturating_sub(segment * SEGMENT_TOKENS).min(SEGMENT_TOKENS)
+    };
+    for (page, slab) in slabs[..pages].iter().enumerate() {
+        let keys = slab.keys(kv_head).as_chunks::<{ 2 * LANES }>().0;
+        each_chunk!(
+            rows,
+            row,
+            page_scores(simd, keys, &queries[row * head_dim..], page, &mut scores[row * SEGMENT_TOKENS..])
+        );
+    }
+    let rows_of_scores = scores.as_chunks_mut::<SEGMENT_TOKENS>().0;
+    for (row, (scores, partial)) in std::iter::zip(rows_of_scores, partials).take(rows).enumerate() {
+        *partial = softmax(simd, scores, visible(row));
+    }
+    outputs[..rows * head_dim].fill(0.0);
+    let values: [&[u8]; SEGMENT_PAGES] = std::array::from_fn(|page| slabs[page].values(kv_head));
+    each_chunk!(
+        rows,
+        row,
+        add_values(
+            simd,
+            &values,
+            head_dim,
+            &scores[row * SEGMENT_TOKENS..],
+            |lane| visible(row + lane),
+            &mut outputs[row * head_dim..]
+        )
+    );
+    true
+}
+
+/// Scores of `R` queries with the 16 tokens of a page: even and odd dimensions are summed apart, in ascending order.
+#[inline(always)]
+fn page_scores<S: Simd, const R: usize>(
+    simd: S,
+    keys: &[[u8; 2 * LANES]],
+    queries: &[f32],
+    page: usize,
+    scores: &mut [f32],
+) {
+    let mut even = [simd.splat(0.0); R];
+    let mut odd = [simd.splat(0.0); R];
+    let queries = queries.as_chunks::<R>().0.as_chunks::<2>().0;
+    for (keys, queries) in std::iter::zip(keys.as_chunks::<2>().0, queries) {
+        let (keys_even, keys_odd) = (simd.load_f16(&keys[0]), simd.load_f16(&keys[1]));
+        for row in 0..R {
+            even[row] = simd.fma(simd.splat(queries[0][row]), keys_even, even[row]);
+            odd[row] = simd.fma(simd.splat(queries[1][row]), keys_odd, odd[row]);
+        }
+    }
+    for (row, scores) in scores.as_chunks_mut::<SEGMENT_TOKENS>().0.iter_mut().take(R).enumerate() {
+        simd.store(simd.add(even[row], odd[row]), &mut scores.as_chunks_mut::<LANES>().0[page]);
+    }
+}
+
+/// Turns the first `visible` scores into `e^(score - largest)`. What lies behind them is not looked at.
+#[inline(always)]
+fn softmax<S: Simd>(simd: S, scores: &mut [f32; SEGMENT_TOKENS], visible: usize) -> Partial {
+    let lowest = simd.splat(f32::NEG_INFINITY);
+    let pages = &mut scores.as_chunks_mut::<LANES>().0[..visible.div_ceil(LANES)];
+    let mut largest = lowest;
+    for (page, scores) in pages.iter().enumerate() {
+        largest = simd.max(simd.first(visible - page * LANES, simd.load(scores), lowest), largest);
+    }
+    let largest = simd.largest(largest);
+    let mut sum = simd.splat(0.0);
+    for (page, scores) in pages.iter_mut().enumerate() {
+        let weights = exp(simd, simd.sub(simd.load(scores), simd.splat(largest)));
+        let weights = simd.first(visible - page * LANES, weights, simd.splat(0.0));
+        sum = simd.add(sum, weights);
+        simd.store(weights, scores);
+    }
+    Partial { largest, sum: simd.sum(sum) }
+}
+
+/// Adds the weighted values of each row's visible positions, in ascending order.
+#[inline(always)]
+fn add_values<S: Simd, const R: usize>(
+    simd: S,
+    values: &[&[u8]; SEGMENT_PAGES],
+    head_dim: usize,
+    weights: &[f32],
+    visible: impl Fn(usize) -> usize,
+    outputs: &mut [f32],
+) {
+    let weights: [&[f32; SEGMENT_TOKENS]; R] = std::array::from_fn(|row| &weights.as_chunks::<SEGMENT_TOKENS>().0[row]);
+    // Rows of a chunk may belong to different tokens: what all of them see first, then each its own rest.
+    let common = (0..R).map(&visible).min().unwrap_or(0);
+    let mut dim = 0;
+    while head_dim - dim >= 4 * LANES {
+        add_panel::<S, R, 4>(simd, values, head_dim, dim, weights, 0..common, outputs);
+        dim += 4 * LANES;
+    }
+    while head_dim - dim >= LANES {
+        add_panel::<S, R, 1>(simd, values, head_dim, dim, weights, 0..common, outputs);
+        dim += LANES;
+    }
+    for row in 0..R {
+        let rest = common..visible(row);
+        for dim in (0..head_dim).step_by(LANES) {
+            if !rest.is_empty() {
+                let outputs = &mut outputs[row * head_dim..];
+                add_panel::<S, 1, 1>(simd, values, head_dim, dim, [weights[row]], rest.clone(), outputs);
+            }
+        }
+    }
+}
+
+/// `R` rows by `C` vectors of dimensions from `dim` on, over a range of positions.
+#[inline(always)]
+fn add_panel<S: Simd, const R: usize, const C: usize>(
+    simd: S,
+    values: &[&[u8]; SEGMENT_PAGES],
+    head_dim: usize,
+    dim: usize,
+    weights: [&[f32; SEGMENT_TOKENS]; R],
+    positions: std::ops::Range<usize>,
+    outputs: &mut [f32],
+) {
+    let mut sums = [[simd.splat(0.0); C]; R];
+    for (row, sums) in sums.iter_mut().enumerate() {
+        let outputs = outputs[row * head_dim + dim..].as_chunks::<LANES>().0;
+        for (column, sum) in sums.iter_mut().enumerate() {
+            *sum = simd.load(&outputs[column]);
+        }
+    }
+    let mut position = positions.start;
+    while position < positions.end {
+        let page = &values[position / PAGE_TOKENS];
+        let end = positions.end.min((position / PAGE_TOKENS + 1) * PAGE_TOKENS);
+        let tokens = page.chunks_exact(2 * head_dim).skip(position % PAGE_TOKENS);
+        for (position, token) in std::iter::zip(position..end, tokens) {
+            let token = token[2 * dim..].as_chunks::<{ 2 * LANES }>().0;
+            let values: [S::F; C] = std::array::from_fn(|column| simd.load_f16(&token[column]));
+            for row in 0..R {
+                let weight = simd.splat(weights[row][position]);
+                for column in 0..C {
+                    sums[row][column] = simd.fma(weight, values[column], sums[row][column]);
+                }
+            }
+        }
+        position = end;
+    }
+    for (row, sums) in sums.iter().enumerate() {
+        let outputs = outputs[row * head_dim + dim..].as_chunks_mut::<LANES>().0;
+        for (column, sum) in sums.iter().enumerate() {
+            simd.store(*sum, &mut outputs[column]);
+        }
+    }
+}
+
+/// Joins one more segment to those before it; a row that sees nothing of it stays as it is.
+#[inline(always)]
+fn join<S: Simd>(
+    simd: S,
+    head_dim: usize,
+    rows: usize,
+    joined: &mut [Partial],
+    joined_outputs: &mut [f32],
+    partials: &[Partial],
+    outputs: &[f32],
+) {
+    for row in 0..rows {
+        let (before, segment) = (joined[row], partials[row]);
+        let dims = row * head_dim..(row + 1) * head_dim;
+        let (to, from) = (&mut joined_outputs[dims.clone()], &outputs[dims]);
+        if before.sum == 0.0 {
+            joined[row] = segment;
+            to.copy_from_slice(from);
+            continue;
+        }
+        if segment.sum == 0.0 {
+            continue;
+        }
+        let largest = if segment.largest > before.largest { segment.largest } else { before.largest };
+        let [a, b] = [before.largest, segment.largest].map(|x| simd.largest(exp(simd, simd.splat(x - largest))));
+        joined[row] = Partial { largest, sum: before.sum * a + segment.sum * b };
+        for (to, from) in std::iter::zip(to.as_chunks_mut::<LANES>().0, from.as_chunks::<LANES>().0) {
+            let scaled = simd.mul(simd.load(to), simd.splat(a));
+            simd.store(simd.fma(simd.load(from), simd.splat(b), scaled), to);
+        }
+    }
+}
+
+#[inline(always)]
+fn write_outputs<S: Simd>(
+    simd: S,
+    reader: &Reader<'_>,
+    tile: &Tile,
+    kv_head: usize,
+    joined: &[Partial],
+    outputs: &[f32],
+    out: &SharedSlice<'_, f32>,
+) {
+    let (group, head_dim) = (reader.group(), reader.shape.head_dim);
+    for row in 0..tile.tokens * group {
+        let from = outputs[row * head_dim..][..head_dim].as_chunks::<LANES>().0;
+        let to = (tile.row + row / group) * reader.shape.query_width() + (kv_head * group + row % group) * head_dim;
+        // SAFETY: the outputs of one token and head come from one piece of work.
+        let to = unsafe { out.part(to..to + head_dim) };
+        for (to, from) in std::iter::zip(to.as_chunks_mut::<LANES>().0, from) {
+            simd.store(simd.div(simd.load(from), simd.splat(joined[row].sum)), to);
+        }
+    }
+}
+
+fn write_zeros(reader: &Reader<'_>, tile: &Tile, kv_head: usize, out: &SharedSlice<'_, f32>) {
+    let (group, head_dim) = (reader.group(), reader.shape.head_dim);
+    for token in 0..tile.tokens {
+        let to = (tile.row + token) * reader.shape.query_width() + kv_head * group * head_dim;
+        // SAFETY: the outputs of one token and group of heads come from one piece of work.
+        unsafe { out.part(to..to + group * head_dim) }.fill(0.0);
+    }
+}

@@ -1,0 +1,315 @@
+//! The memory of the paged K and V cache, and the tags that say whose a page is.
+//!
+//! Page-major: a page's slabs of all layers lie together, so that freeing it is one stretch to zero. A slab is
+//!
+//! * a header with the in-band tag: it travels with the bytes, so whoever writes a slab brings the tag along;
+//! * K as `[kv_heads][head_dim][16]` f16: the 16 tokens of a page are the lanes of a vector;
+//! * V as `[kv_heads][16][head_dim]` f16.
+//!
+//! Who may hold which page is decided elsewhere; here it is only compared, at the moment of the read and the write.
+
+use std::marker::PhantomData;
+
+use crate::memory::AnonymousMemory;
+use crate::simd::LANES;
+
+/// Tokens of a page.
+pub const PAGE_TOKENS: usize = 16;
+/// Bytes in front of a slab's K: the in-band tag, and the rest of a cache line.
+const HEADER_BYTES: usize = 64;
+/// A page begins at a page of the system's, so that pages not in use take no memory.
+const PAGE_ALIGNMENT: usize = 4_096;
+/// Bytes of a stored value.
+const F16_BYTES: usize = 2;
+
+/// A capability as it stands in a block table: which page, and the tag that the reader was given for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRef {
+    /// Place in the store.
+    pub page: u32,
+    /// Compared with the store's tag at every use; 0 is nobody's and never fits.
+    pub tag: u32,
+}
+
+/// Dimensions of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Decoder blocks.
+    pub layers: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Values of one head; a multiple of 16.
+    pub head_dim: usize,
+    /// Pages of [`PAGE_TOKENS`] tokens.
+    pub pages: usize,
+}
+
+/// Why the store refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KvStoreError {
+    /// A dimension is 0, a head is not a multiple of 16 values, or page numbers do not fit 32 bits.
+    #[error("a store of {layers} layers, {kv_heads} heads of {head_dim} and {pages} pages cannot be")]
+    Shape {
+        /// As asked for.
+        layers: usize,
+        /// As asked for.
+        kv_heads: usize,
+        /// As asked for.
+        head_dim: usize,
+        /// As asked for.
+        pages: usize,
+    },
+    /// The system refused the memory, or the size overflows.
+    #[error("memory for {pages} pages of {page_bytes} bytes is not to be had")]
+    Memory {
+        /// Pages asked for.
+        pages: usize,
+        /// Bytes of one.
+        page_bytes: usize,
+    },
+    /// There is no such page.
+    #[error("page {page} is outside the store of {pages} pages")]
+    PageOutside {
+        /// As given.
+        page: u32,
+        /// Pages that there are.
+        pages: usize,
+    },
+    /// Tag 0 was to be assigned.
+    #[error("page {page} cannot be assigned to nobody")]
+    NobodysTag {
+        /// As given.
+        page: u32,
+    },
+    /// The page has a tag already: it was not scrubbed since its last owner.
+    #[error("page {page} is still assigned")]
+    Assigned {
+        /// As given.
+        page: u32,
+    },
+}
+
+/// Where the parts of a slab lie, in bytes from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SlabLayout {
+    /// K, or V, of one head.
+    head_bytes: usize,
+    values: usize,
+    slab_bytes: usize,
+}
+
+/// K and V of all sequences, in pages.
+pub struct KvStore {
+    shape: KvShape,
+    layout: SlabLayout,
+    page_bytes: usize,
+    memory: AnonymousMemory,
+    /// The tag of each page; 0 while it is nobody's.
+    tags: Vec<u32>,
+}
+
+impl KvStore {
+    /// An empty store. Memory is taken when a page is first written.
+    ///
+    /// # Errors
+    /// [`KvStoreError::Shape`] or [`KvStoreError::Memory`].
+    pub fn new(shape: KvShape) -> Result<Self, KvStoreError> {
+        let KvShape { layers, kv_heads, head_dim, pages } = shape;
+        let impossible = KvStoreError::Shape { layers, kv_heads, head_dim, pages };
+        if layers == 0 || kv_heads == 0 || head_dim == 0 || pages == 0 || !head_dim.is_multiple_of(16) {
+            return Err(impossible);
+        }
+        if u32::try_from(pages).is_err() {
+            return Err(impossible);
+        }
+        let sizes = || {
+            let head_bytes = head_dim.checked_mul(PAGE_TOKENS * F16_BYTES)?;
+            let kv_bytes = head_bytes.checked_mul(kv_heads)?;
+            let slab_bytes = kv_bytes.checked_mul(2)?.checked_add(HEADER_BYTES)?;
+            let page_bytes = slab_bytes.checked_mul(layers)?.checked_next_multiple_of(PAGE_ALIGNMENT)?;
+            Some((SlabLayout { head_bytes, values: HEADER_BYTES + kv_bytes, slab_bytes }, page_bytes))
+        };
+        let (layout, page_bytes) = sizes().ok_or(impossible)?;
+        let memory = page_bytes
+            .checked_mul(pages)
+            .and_then(AnonymousMemory::new)
+            .ok_or(KvStoreError::Memory { pages, page_bytes })?;
+        Ok(Self { shape, layout, page_bytes, memory, tags: vec![0; pages] })
+    }
+
+    /// As given to [`KvStore::new`].
+    #[must_use]
+    pub fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    /// Bytes of a page over all layers, padding included.
+    #[must_use]
+    pub fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    /// Gives a page to the holder of a tag.
+    ///
+    /// # Errors
+    /// [`KvStoreError`] when there is no such page, the tag is 0, or the page is assigned.
+    pub fn assign(&mut self, page: PageRef) -> Result<(), KvStoreError> {
+        let PageRef { page, tag } = page;
+        let pages = self.shape.pages;
+        let held = self.tags.get_mut(page as usize).ok_or(KvStoreError::PageOutside { page, pages })?;
+        if tag == 0 {
+            return Err(KvStoreError::NobodysTag { page });
+        }
+        if *held != 0 {
+            return Err(KvStoreError::Assigned { page });
+        }
+        *held = tag;
+        Ok(())
+    }
+
+    /// Takes a page back: its bytes are zeroed, padding included, and its tag becomes nobody's.
+    ///
+    /// # Errors
+    /// [`KvStoreError::PageOutside`].
+    pub fn scrub(&mut self, page: u32) -> Result<(), KvStoreError> {
+        let pages = self.shape.pages;
+        let tag = self.tags.get_mut(page as usize).ok_or(KvStoreError::PageOutside { page, pages })?;
+        // Zeroed first: at no moment is there a page with content and without an owner.
+        let start = page as usize * self.page_bytes;
+        self.memory.bytes_mut()[start..start + self.page_bytes].fill(0);
+        *tag = 0;
+        Ok(())
+    }
+
+    /// Whether a page is nobody's and holds nothing but zeros. Reads all its bytes: for tests. False for pages outside.
+    #[must_use]
+    pub fn is_scrubbed(&self, page: u32) -> bool {
+        self.tags.get(page as usize).is_some_and(|tag| *tag == 0) && {
+            let start = page as usize * self.page_bytes;
+            self.memory.bytes()[start..start + self.page_bytes].iter().all(|byte| *byte == 0)
+        }
+    }
+
+    /// A layer's slab of a page, if the page is the capability holder's: the label check of a read.
+    #[inline]
+    pub(crate) fn slab(&self, layer: usize, page: PageRef) -> Option<Slab<'_>> {
+        if page.tag == 0 || self.tags.get(page.page as usize) != Some(&page.tag) {
+            return None;
+        }
+        let start = page.page as usize * self.page_bytes + layer * self.layout.slab_bytes;
+        let bytes = &self.memory.bytes()[start..start + self.layout.slab_bytes];
+        let slab = Slab { bytes, layout: self.layout };
+        (slab.tag() == page.tag).then_some(slab)
+    }
+
+    /// For writing from several threads.
+    pub(crate) fn writer(&mut self) -> KvWriter<'_> {
+        KvWriter {
+            layout: self.layout,
+            page_bytes: self.page_bytes,
+            tags: &self.tags,
+            start: self.memory.bytes_mut().as_mut_ptr(),
+            store: PhantomData,
+        }
+    }
+}
+
+impl std::fmt::Debug for KvStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KvStore").field("shape", &self.shape).field("page_bytes", &self.page_bytes).finish()
+    }
+}
+
+/// A slab whose tags were compared.
+#[derive(Clone, Copy)]
+pub(crate) struct Slab<'a> {
+    bytes: &'a [u8],
+    layout: SlabLayout,
+}
+
+impl<'a> Slab<'a> {
+    fn tag(&self) -> u32 {
+        u32::from_le_bytes([self.bytes[0], self.bytes[1], self.bytes[2], self.bytes[3]])
+    }
+
+    /// `[head_dim][16]` f16.
+    #[inline(always)]
+    pub(crate) fn keys(self, kv_head: usize) -> &'a [u8] {
+        &self.bytes[HEADER_BYTES + kv_head * self.layout.head_bytes..][..self.layout.head_bytes]
+    }
+
+    /// `[16][head_dim]` f16.
+    #[inline(always)]
+    pub(crate) fn values(self, kv_head: usize) -> &'a [u8] {
+        &self.bytes[self.layout.values + kv_head * self.layout.head_bytes..][..self.layout.head_bytes]
+    }
+}
+
+/// Writes to pages from several threads, each to its own.
+pub(crate) struct KvWriter<'a> {
+    layout: SlabLayout,
+    page_bytes: usize,
+    tags: &'a [u32],
+    start: *mut u8,
+    store: PhantomData<&'a mut KvStore>,
+}
+
+// SAFETY: it stands for a `&mut` of plain bytes, whose pages go to different threads.
+unsafe impl Sync for KvWriter<'_> {}
+
+impl KvWriter<'_> {
+    /// A layer's slab of a page, if the page is the capability holder's: the label check of a write. The first token
+    /// of a page stamps the in-band tag; all others find it there.
+    ///
+    /// # Safety
+    /// While the result is in use, no other thread has one of the same page.
+    pub(crate) unsafe fn slab(&self, layer: usize, page: PageRef, first_token: bool) -> Option<SlabMut<'_>> {
+        if page.tag == 0 || self.tags.get(page.page as usize) != Some(&page.tag) {
+            return None;
+        }
+        let start = page.page as usize * self.page_bytes + layer * self.layout.slab_bytes;
+        // SAFETY: the page exists (it has a tag) and a page has a slab for each layer of the store, which the caller
+        // has compared with the model's; no other thread writes the page, by the caller's promise.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.start.add(start), self.layout.slab_bytes) };
+        let tag = page.tag.to_le_bytes();
+        if first_token {
+            bytes[..4].copy_from_slice(&tag);
+        } else if bytes[..4] != tag {
+            return None;
+        }
+        Some(SlabMut { bytes, layout: self.layout })
+    }
+}
+
+/// A slab whose tags were compared, for writing.
+pub(crate) struct SlabMut<'a> {
+    bytes: &'a mut [u8],
+    layout: SlabLayout,
+}
+
+impl SlabMut<'_> {
+    /// Stores K of one token and head, as f16 in stretches of 16 dimensions.
+    #[inline(always)]
+    pub(crate) fn set_keys(&mut self, kv_head: usize, slot: usize, halves: impl Iterator<Item = Halves>) {
+        let keys = &mut self.bytes[HEADER_BYTES + kv_head * self.layout.head_bytes..][..self.layout.head_bytes];
+        let dims = keys.as_chunks_mut::<{ PAGE_TOKENS * F16_BYTES }>().0.as_chunks_mut::<LANES>().0;
+        for (dims, halves) in std::iter::zip(dims, halves) {
+            for (tokens, half) in std::iter::zip(dims, halves.as_chunks::<F16_BYTES>().0) {
+                tokens.as_chunks_mut::<F16_BYTES>().0[slot] = *half;
+            }
+        }
+    }
+
+    /// Stores V of one token and head, as f16 in stretches of 16 dimensions.
+    #[inline(always)]
+    pub(crate) fn set_values(&mut self, kv_head: usize, slot: usize, halves: impl Iterator<Item = Halves>) {
+        let row_bytes = self.layout.head_bytes / PAGE_TOKENS;
+        let row = &mut self.bytes[self.layout.values + kv_head * self.layout.head_bytes + slot * row_bytes..];
+        for (to, halves) in std::iter::zip(row[..row_bytes].as_chunks_mut::<{ LANES * F16_BYTES }>().0, halves) {
+            *to = halves;
+        }
+    }
+}
+
+/// 16 f16.
+type Halves = [u8; LANES * F16_BYTES];

@@ -1,0 +1,313 @@
+//! Matrix products of quantised activations, with what follows them fused: storing, adding to the residual, SwiGLU.
+//!
+//! Bits: inside a block of 32 columns the sum is of integers and therefore exact; over blocks it is f32 in ascending
+//! order, the same for any number of tokens at a time and any division over threads.
+
+use std::ops::Range;
+
+use crate::KernelFamily;
+use crate::activations::{Activations, ActivationsWriter, BLOCK};
+use crate::matrix::{BYTE_BLOCK_BYTES, Layout, Matrix, NIBBLE_BLOCK_BYTES, TILE};
+use crate::shared_slice::SharedSlice;
+use crate::simd::{Kernel, LANES, Simd, dispatch, exp};
+use crate::team::Team;
+
+/// Tokens computed at a time at most: their sums and a tile's weights fit the 32 registers of AVX-512.
+const TOKENS_AT_ONCE: usize = 8;
+/// Bytes of activations that stay in the first-level cache while a thread's tiles pass by.
+const PANEL_BYTES: usize = 24 << 10;
+/// How far ahead of its use a tile's data is asked for, when few tokens make the product wait for memory.
+const PREFETCH_BYTES: usize = 4_096;
+
+/// `out = input x matrices^T`, the matrices' outputs side by side.
+///
+/// Shapes: `input` [tokens, width], `out` [tokens, sum of `rows_padded`].
+///
+/// # Panics
+/// When the shapes do not fit together.
+pub fn product(team: &mut Team, matrices: &[&Matrix], input: &Activations, out: &mut [f32]) {
+    let stride: usize = matrices.iter().map(|matrix| matrix.rows_padded()).sum();
+    assert!(matrices.iter().all(|matrix| matrix.width() == input.width()), "inputs of the matrices");
+    assert!(out.len() >= input.tokens() * stride, "room for the outputs");
+    let family = team.family();
+    let out = SharedSlice::new(out);
+    team.split(stride / TILE, &|range| {
+        let mut first = 0;
+        for matrix in matrices {
+            let tiles = range.start.clamp(first, first + matrix.tiles()) - first
+                ..range.end.clamp(first, first + matrix.tiles()) - first;
+            let column = first * TILE;
+            dispatch(family, Store { matrix, tiles, input, out: &out, column, stride });
+            first += matrix.tiles();
+        }
+    });
+}
+
+/// `residual += input x matrix^T`.
+///
+/// Shapes: `input` [tokens, width], `residual` [tokens, rows], rows a multiple of 16.
+///
+/// # Panics
+/// When the shapes do not fit together.
+pub fn product_add(team: &mut Team, matrix: &Matrix, input: &Activations, residual: &mut [f32]) {
+    let stride = matrix.rows_padded();
+    assert!(matrix.width() == input.width() && stride == matrix.rows(), "shape of the matrix");
+    assert!(residual.len() >= input.tokens() * stride, "shape of the residual");
+    let family = team.family();
+    let residual = SharedSlice::new(residual);
+    team.split(matrix.tiles(), &|tiles| {
+        dispatch(family, Add { matrix, tiles, input, residual: &residual, stride });
+    });
+}
+
+/// `out = quantised(silu(input x gate^T) * (input x up^T))`.
+///
+/// Shapes: `input` [tokens, width], `out` [tokens, rows], rows a multiple of 32.
+/// Source: GLU variants, arXiv:2002.05202, with `silu(x) = x / (1 + e^-x)`.
+///
+/// # Panics
+/// When the shapes do not fit together.
+pub fn product_swiglu(team: &mut Team, gate: &Matrix, up: &Matrix, input: &Activations, out: &mut Activations) {
+    assert!(gate.width() == input.width() && up.width() == input.width(), "inputs of the matrices");
+    assert!(gate.rows() == up.rows() && gate.rows().is_multiple_of(BLOCK), "outputs of the matrices");
+    let family: KernelFamily = team.family();
+    let out = out.reshape(input.tokens(), gate.rows());
+    team.split(gate.rows() / BLOCK, &|blocks| {
+        dispatch(family, SwiGlu { gate, up, blocks, input, out: &out });
+    });
+}
+
+struct Store<'a> {
+    matrix: &'a Matrix,
+    tiles: Range<usize>,
+    input: &'a Activations,
+    out: &'a SharedSlice<'a, f32>,
+    column: usize,
+    stride: usize,
+}
+
+impl Kernel for Store<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        each_panel(self.input, |tokens| {
+            for tile in self.tiles.clone() {
+                each_product(simd, self.matrix, tile, self.input, tokens.clone(), |token, lanes| {
+                    let start = token * self.stride + self.column + tile * TILE;
+                    // SAFETY: one thread works on a tile, and its columns are written by nobody else.
+                    store(simd, lanes, unsafe { self.out.part(start..start + TILE) });
+                });
+            }
+        });
+    }
+}
+
+struct Add<'a> {
+    matrix: &'a Matrix,
+    tiles: Range<usize>,
+    input: &'a Activations,
+    residual: &'a SharedSlice<'a, f32>,
+    stride: usize,
+}
+
+impl Kernel for Add<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        each_panel(self.input, |tokens| {
+            for tile in self.tiles.clone() {
+                each_product(simd, self.matrix, tile, self.input, tokens.clone(), |token, lanes| {
+                    let start = token * self.stride + tile * TILE;
+                    // SAFETY: one thread works on a tile, and its columns are touched by nobody else.
+                    let residual = unsafe { self.residual.part(start..start + TILE) };
+                    let sum = simd.add(load(simd, residual), lanes);
+                    store(simd, sum, residual);
+                });
+            }
+        });
+    }
+}
+
+struct SwiGlu<'a> {
+    gate: &'a Matrix,
+    up: &'a Matrix,
+    blocks: Range<usize>,
+    input: &'a Activations,
+    out: &'a ActivationsWriter<'a>,
+}
+
+impl Kernel for SwiGlu<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        each_panel(self.input, |tokens| {
+            for block in self.blocks.clone() {
+                for first in tokens.clone().step_by(TOKENS_AT_ONCE) {
+                    let tokens = first..tokens.end.min(first + TOKENS_AT_ONCE);
+                    let mut hidden = [[[0.0; TILE]; 2]; TOKENS_AT_ONCE];
+                    for half in 0..2 {
+                        let tile = 2 * block + half;
+                        each_product(simd, self.gate, tile, self.input, tokens.clone(), |token, gate| {
+                            simd.store(gate, &mut hidden[token - first][half]);
+                        });
+                        each_product(simd, self.up, tile, self.input, tokens.clone(), |token, up| {
+                            let hidden = &mut hidden[token - first][half];
+                            let gate = simd.load(hidden);
+                            let one = simd.splat(1.0);
+                            let silu = simd.div(gate, simd.add(one, exp(simd, simd.sub(simd.splat(0.0), gate))));
+                            simd.store(simd.mul(silu, up), hidden);
+                        });
+                    }
+                    for token in tokens {
+                        let [low, high] = hidden[token - first];
+                        // SAFETY: one thread works on a block of columns.
+                        unsafe { self.out.quantise(simd, token, block, simd.load(&low), simd.load(&high)) };
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Calls `work` for panels of tokens whose activations fit the first-level cache together.
+#[inline(always)]
+fn each_panel(input: &Activations, mut work: impl FnMut(Range<usize>)) {
+    let panel = (PANEL_BYTES / input.width()).next_multiple_of(TOKENS_AT_ONCE).max(TOKENS_AT_ONCE);
+    for first in (0..input.tokens()).step_by(panel) {
+        work(first..input.tokens().min(first + panel));
+    }
+}
+
+/// One tile times each of `tokens`; `sink` gets the token and its 16 outputs.
+#[inline(always)]
+fn each_product<S: Simd>(
+    simd: S,
+    matrix: &Matrix,
+    tile: usize,
+    input: &Activations,
+    tokens: Range<usize>,
+    mut sink: impl FnMut(usize, S::F),
+) {
+    let weights = matrix.tile(tile);
+    let mut token = tokens.start;
+    macro_rules! at_once {
+        ($count:literal) => {
+            while tokens.end - token >= $count {
+                let sums = match matrix.layout() {
+                    Layout::Nibbles => nibbles::<S, $count>(simd, weights, input, token),
+                    Layout::Bytes => bytes::<S, $count>(simd, weights, input, token),
+                    Layout::Floats => floats::<S, $count>(simd, weights, input, token),
+                };
+                for (index, sum) in sums.into_iter().enumerate() {
+                    sink(token + index, sum);
+                }
+                token += $count;
+            }
+        };
+    }
+    at_once!(8);
+    at_once!(4);
+    at_once!(2);
+    at_once!(1);
+}
+
+#[inline(always)]
+fn nibbles<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activations, first: usize) -> [S::F; N] {
+    let mut sums = [simd.splat(0.0); N];
+    for (index, block) in tile.as_chunks::<NIBBLE_BLOCK_BYTES>().0.iter().enumerate() {
+        if N <= 2 {
+            prefetch(simd, block);
+        }
+        let inputs: [_; N] = std::array::from_fn(|token| input.block(first + token, index));
+        let quads = block.as_chunks::<64>().0;
+        let (scales, minima) = scales_of(block);
+        let mut dots = [simd.splat_i32(0); N];
+        for quad in 0..4 {
+            let bytes = simd.load_bytes(&quads[quad]);
+            let (low, high) = (simd.low_nibbles(bytes), simd.high_nibbles(bytes));
+            for token in 0..N {
+                dots[token] = simd.dot_nibbles(dots[token], low, inputs[token].quads[quad]);
+                dots[token] = simd.dot_nibbles(dots[token], high, inputs[token].quads[quad + 4]);
+            }
+        }
+        let (scales, minima) = (simd.load_f16(scales), simd.load_f16(minima));
+        for token in 0..N {
+            let scales = simd.mul(scales, simd.splat(inputs[token].scale));
+            sums[token] = simd.fma(simd.to_f32(dots[token]), scales, sums[token]);
+            sums[token] = simd.fma(minima, simd.splat(inputs[token].scaled_sum), sums[token]);
+        }
+    }
+    sums
+}
+
+#[inline(always)]
+fn bytes<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activations, first: usize) -> [S::F; N] {
+    let mut sums = [simd.splat(0.0); N];
+    let (blocks, scales) = tile.split_at(input.width() / BLOCK * BYTE_BLOCK_BYTES);
+    let scales = scales.as_chunks::<{ 2 * LANES }>().0;
+    for (index, (block, scales)) in std::iter::zip(blocks.as_chunks::<BYTE_BLOCK_BYTES>().0, scales).enumerate() {
+        if N <= 2 {
+            prefetch(simd, block);
+        }
+        let inputs: [_; N] = std::array::from_fn(|token| input.block(first + token, index));
+        let mut dots: [_; N] = std::array::from_fn(|token| simd.dot_offset_start(inputs[token].correction));
+        for (quad, bytes) in block.as_chunks::<64>().0.iter().enumerate() {
+            let bytes = simd.load_bytes(bytes);
+            for token in 0..N {
+                dots[token] = simd.dot_offset(dots[token], bytes, inputs[token].quads[quad]);
+            }
+        }
+        let scales = simd.load_f16(scales);
+        for token in 0..N {
+            let scales = simd.mul(scales, simd.splat(inputs[token].scale));
+            sums[token] = simd.fma(simd.to_f32(dots[token]), scales, sums[token]);
+        }
+    }
+    sums
+}
+
+/// Weights are f32 here, activations are the same `i8`: a block's sum is rounded as well, in ascending order.
+#[inline(always)]
+fn floats<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activations, first: usize) -> [S::F; N] {
+    let mut sums = [simd.splat(0.0); N];
+    for (index, block) in tile.as_chunks::<{ 4 * BLOCK * TILE }>().0.iter().enumerate() {
+        let inputs: [_; N] = std::array::from_fn(|token| input.block(first + token, index));
+        let mut dots = [simd.splat(0.0); N];
+        for (column, weights) in block.as_chunks::<{ 4 * TILE }>().0.iter().enumerate() {
+            let weights = simd.load_f32_bytes(weights);
+            for token in 0..N {
+                let value = inputs[token].quads[column / 4].to_le_bytes()[column % 4] as i8;
+                dots[token] = simd.fma(weights, simd.splat(f32::from(value)), dots[token]);
+            }
+        }
+        for token in 0..N {
+            sums[token] = simd.fma(dots[token], simd.splat(inputs[token].scale), sums[token]);
+        }
+    }
+    sums
+}
+
+/// The scales and minima at the end of a nibble block.
+#[inline(always)]
+fn scales_of(block: &[u8; NIBBLE_BLOCK_BYTES]) -> (&[u8; 2 * LANES], &[u8; 2 * LANES]) {
+    let halves = block.as_chunks::<{ 2 * LANES }>().0;
+    (&halves[8], &halves[9])
+}
+
+/// Asks for the lines that lie [`PREFETCH_BYTES`] behind `block`, in the next tiles more often than in this one.
+#[inline(always)]
+fn prefetch<S: Simd>(simd: S, block: &[u8]) {
+    for line in (0..block.len()).step_by(64) {
+        simd.prefetch(block.as_ptr().wrapping_add(PREFETCH_BYTES + line));
+    }
+}
+
+#[inline(always)]
+fn load<S: Simd>(simd: S, from: &[f32]) -> S::F {
+    simd.load(&from.as_chunks::<LANES>().0[0])
+}
+
+#[inline(always)]
+fn store<S: Simd>(simd: S, value: S::F, to: &mut [f32]) {
+    simd.store(value, &mut to.as_chunks_mut::<LANES>().0[0]);
+}

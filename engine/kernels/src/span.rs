@@ -1,0 +1,77 @@
+//! What a forward pass works on: runs of tokens, and what went wrong with one of them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::kv_store::{PAGE_TOKENS, PageRef};
+
+/// A run of consecutive tokens of one sequence.
+#[derive(Clone, Copy)]
+pub struct Span<'a> {
+    /// The tokens to compute.
+    pub tokens: &'a [u32],
+    /// Position of `tokens[0]` in the sequence; everything before it is in the pages already.
+    pub position: usize,
+    /// The sequence's pages in order; they cover `position + tokens.len()` tokens.
+    pub pages: &'a [PageRef],
+    /// Whether the logits of the last token are wanted.
+    pub logits: bool,
+}
+
+impl std::fmt::Debug for Span<'_> {
+    /// Token ids are a tenant's text: their number is shown.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Span")
+            .field("tokens", &self.tokens.len())
+            .field("position", &self.position)
+            .field("pages", &self.pages.len())
+            .field("logits", &self.logits)
+            .finish()
+    }
+}
+
+impl Span<'_> {
+    /// Whether the pages cover the tokens. What the kernels rely on, without looking at tags.
+    #[must_use]
+    pub fn is_covered(&self) -> bool {
+        let end = self.position.checked_add(self.tokens.len());
+        end.is_some_and(|end| end.div_ceil(PAGE_TOKENS) <= self.pages.len())
+    }
+}
+
+/// A kernel found a page whose tag is not the one the reader holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageFault {
+    /// Decoder block.
+    pub layer: u32,
+    /// The page as the block table names it.
+    pub page: u32,
+}
+
+/// Page faults of the spans of a run: for each the one of the lowest layer, then page.
+#[derive(Debug, Default)]
+pub struct PageFaults {
+    /// Layer in the upper half, page in the lower; all ones without a fault.
+    spans: Vec<AtomicU64>,
+}
+
+const NO_FAULT: u64 = u64::MAX;
+
+impl PageFaults {
+    /// Forgets all faults; room for `spans`.
+    pub fn reset(&mut self, spans: usize) {
+        self.spans.clear();
+        self.spans.resize_with(spans, || AtomicU64::new(NO_FAULT));
+    }
+
+    /// The fault of a span; `None` also for spans that there are not.
+    #[must_use]
+    pub fn of(&self, span: usize) -> Option<PageFault> {
+        let bits = self.spans.get(span)?.load(Ordering::Relaxed);
+        (bits != NO_FAULT).then_some(PageFault { layer: (bits >> 32) as u32, page: bits as u32 })
+    }
+
+    pub(crate) fn record(&self, span: usize, layer: usize, page: u32) {
+        // Layers are fewer than 2^32 - 1, so no fault looks like `NO_FAULT`.
+        self.spans[span].fetch_min((layer as u64) << 32 | u64::from(page), Ordering::Relaxed);
+    }
+}
