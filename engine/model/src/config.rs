@@ -161,6 +161,14 @@ impl<'a> Keys<'a> {
         self.value(key)?.as_strings().ok_or_else(|| kind(key, "a list of strings"))
     }
 
+    pub(crate) fn unsigned(&self, key: &str) -> Result<Vec<u64>, ConfigError> {
+        self.value(key)?.as_unsigned().ok_or_else(|| kind(key, "a list of non-negative integers"))
+    }
+
+    pub(crate) fn boolean(&self, key: &str) -> Result<bool, ConfigError> {
+        self.value(key)?.as_bool().ok_or_else(|| kind(key, "true or false"))
+    }
+
     pub(crate) fn integer(&self, key: &str, from: u64, to: u64) -> Result<usize, ConfigError> {
         let value = self.value(key)?.as_u64().ok_or_else(|| kind(key, "a non-negative integer"))?;
         match usize::try_from(value) {

@@ -7,10 +7,14 @@ mod config;
 mod gguf;
 mod model;
 mod tensor_kind;
+#[cfg(test)]
+mod test_model;
+mod tokenizer;
 mod weights;
 
 pub use config::{ConfigError, ModelConfig};
 pub use gguf::{Array, Gguf, GgufError, TensorView, Value};
 pub use model::{LoadModelError, Model};
 pub use tensor_kind::TensorKind;
+pub use tokenizer::{LoadTokenizerError, TEXT_BYTES_MAX, TokenizeError, Tokenizer};
 pub use weights::LoadWeightsError;
