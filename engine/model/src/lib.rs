@@ -3,7 +3,9 @@
 //! The file is untrusted input. Nothing here knows tenants, requests or sampling.
 #![forbid(unsafe_code)]
 
+mod chat_template;
 mod config;
+mod forward;
 mod gguf;
 mod model;
 mod tensor_kind;
@@ -12,7 +14,10 @@ mod test_model;
 mod tokenizer;
 mod weights;
 
+pub use chat_template::{ChatMessage, ChatTemplate, ChatTemplateError, LoadTemplateError, MESSAGES_MAX};
 pub use config::{ConfigError, ModelConfig};
+pub use engine_kernels::{KvShape, KvStore, KvStoreError, PAGE_TOKENS, PageFault, PageRef, Span};
+pub use forward::{Forward, ForwardError};
 pub use gguf::{Array, Gguf, GgufError, TensorView, Value};
 pub use model::{LoadModelError, Model};
 pub use tensor_kind::TensorKind;

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 
 use regex::Regex;
 
+use crate::chat_template::INERT;
 use crate::config::{ConfigError, Keys};
 use crate::gguf::Gguf;
 use merges::{Merges, NONE, Scratch};
@@ -110,6 +111,8 @@ pub struct Tokenizer {
     find_special: Option<Regex>,
     /// Finds added tokens only.
     find_added: Option<Regex>,
+    /// Finds control tokens only.
+    find_control: Option<Regex>,
     types: Vec<TokenType>,
     /// All tokens' bytes, one after the other, and where each one ends.
     bytes: Vec<u8>,
@@ -177,6 +180,7 @@ impl Tokenizer {
             merges,
             find_special: finder(&vocabulary.special, |_| true)?,
             find_added: finder(&vocabulary.special, is_added)?,
+            find_control: finder(&vocabulary.special, |token| !is_added(token))?,
             whole_pieces: if split.whole_pieces_first { vocabulary.normal } else { HashMap::new() },
             split,
             special: vocabulary.special,
@@ -229,12 +233,17 @@ impl Tokenizer {
         });
     }
 
-    /// Control tokens found in `text`, in order, and where: byte offsets of start and end.
+    /// Control tokens that stand in `text` by their text, in order, and where: byte offsets of start and end.
     pub(crate) fn control_matches<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (u32, usize, usize)> + 'a {
-        self.find_special.iter().flat_map(|find| find.find_iter(text)).filter_map(|found| {
-            let token = *self.special.get(found.as_str())?;
-            self.is_control(token).then_some((token, found.start(), found.end()))
-        })
+        self.find_control
+            .iter()
+            .flat_map(|find| find.find_iter(text))
+            .filter_map(|found| self.special.get(found.as_str()).map(|&token| (token, found.start(), found.end())))
+    }
+
+    /// Where the first control token's text at or behind byte `from` begins.
+    pub(crate) fn find_control(&self, text: &str, from: usize) -> Option<usize> {
+        self.find_control.as_ref()?.find_at(text, from).map(|found| found.start())
     }
 
     /// The bytes that a token stands for; a control token's are its text. `None` for a number that is no token.
@@ -382,7 +391,7 @@ fn finder(special: &HashMap<String, u32>, wanted: impl Fn(&u32) -> bool) -> Resu
     if texts.is_empty() {
         return Ok(None);
     }
-    let fits = |text: &&str| (1..=SPECIAL_BYTES_MAX).contains(&text.len());
+    let fits = |text: &&str| (1..=SPECIAL_BYTES_MAX).contains(&text.len()) && !text.contains(INERT);
     if texts.len() > SPECIAL_TOKENS_MAX || !texts.iter().all(fits) {
         return Err(LoadTokenizerError::Special);
     }

@@ -1,0 +1,248 @@
+//! Conversations to tokens, through the template that a model file carries.
+//!
+//! Contents come from users and must not steer the model: no content can make, move or remove a control token. What
+//! is written like one inside a content is broken by a mark before rendering and comes out as ordinary text, and
+//! a rendering whose control tokens would differ from those of the same conversation with inert contents is refused.
+//! The template itself is untrusted input too: its instructions, its memory and its recursion are bounded.
+
+mod calendar;
+
+use std::fmt;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Value;
+use minijinja::{Environment, Error, ErrorKind, context};
+
+use crate::tokenizer::{TokenizeError, Tokenizer};
+
+/// Most messages of one conversation.
+pub const MESSAGES_MAX: usize = 4_096;
+/// Instructions of one rendering, and 64-byte units of what it makes: 256 MB and well under a second.
+const FUEL: u64 = 4_000_000;
+/// Nesting of one rendering; minijinja counts a macro call as several.
+const RECURSION_MAX: usize = 200;
+/// Stands for every character of a content in the rendering that shows what the template does on its own.
+pub(crate) const INERT: char = '\u{1}';
+const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+
+/// One turn of a conversation.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ChatMessage {
+    /// `system`, `user`, `assistant` or `tool`.
+    pub role: String,
+    /// What was said.
+    pub content: String,
+}
+
+impl fmt::Debug for ChatMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ChatMessage({} bytes)", self.content.len())
+    }
+}
+
+/// Why a template cannot be compiled.
+#[derive(Debug, thiserror::Error)]
+#[error("the chat template has a mistake in line {line}: {kind}")]
+pub struct LoadTemplateError {
+    /// Counted from 1.
+    pub line: usize,
+    /// What kind of mistake.
+    pub kind: String,
+}
+
+/// Why a conversation has no tokens. Says nothing of what was said.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum ChatTemplateError {
+    /// No messages.
+    #[error("there are no messages")]
+    Empty,
+    /// More than [`MESSAGES_MAX`].
+    #[error("there are {messages} messages, at most {messages_max} are accepted")]
+    TooMany {
+        /// Given.
+        messages: usize,
+        /// Accepted.
+        messages_max: usize,
+    },
+    /// Another role than the four.
+    #[error("the role of message {message} is not `system`, `user`, `assistant` or `tool`")]
+    Role {
+        /// Counted from 0.
+        message: usize,
+    },
+    /// The template refused the conversation. The reason is given when it stands in the template word by word.
+    #[error("the model's chat template refuses the conversation{}", reason.as_ref().map(|r| format!(": {r}")).unwrap_or_default())]
+    Raised {
+        /// The template's own words.
+        reason: Option<String>,
+    },
+    /// The template asks for more work or memory than a rendering may take.
+    #[error("the model's chat template takes too much work")]
+    TooMuchWork,
+    /// The template failed in another way.
+    #[error("the model's chat template failed in line {line}: {kind}")]
+    Failed {
+        /// Counted from 1; 0 when unknown.
+        line: usize,
+        /// What kind of failure.
+        kind: String,
+    },
+    /// The control tokens depend on what was said.
+    #[error("the contents would change the control tokens of the conversation")]
+    ContentChangesFrame,
+    /// The rendering has no tokens.
+    #[error(transparent)]
+    Tokenize(#[from] TokenizeError),
+}
+
+/// A compiled template.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    source: String,
+}
+
+const NAME: &str = "chat";
+
+impl ChatTemplate {
+    /// Compiles a template in the dialect of Hugging Face's `apply_chat_template`.
+    ///
+    /// # Errors
+    /// [`LoadTemplateError`] when it does not compile.
+    pub fn new(source: &str) -> Result<Self, LoadTemplateError> {
+        let failed =
+            |error: &Error| LoadTemplateError { line: error.line().unwrap_or(0), kind: error.kind().to_string() };
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(|error| failed(&error))?);
+        environment.set_debug(false);
+        environment.set_fuel(Some(FUEL));
+        environment.set_recursion_limit(RECURSION_MAX);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", |reason: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(reason)))
+        });
+        environment.add_function("strftime_now", |format: &str| calendar::strftime_now(format));
+        environment.add_template_owned(NAME, source.to_owned()).map_err(|error| failed(&error))?;
+        Ok(Self { environment, source: source.to_owned() })
+    }
+
+    /// The conversation as the model was trained to read it, ready for the assistant's next turn.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError`]; none of its texts repeats a content.
+    pub fn tokens(&self, tokenizer: &Tokenizer, messages: &[ChatMessage]) -> Result<Vec<u32>, ChatTemplateError> {
+        match messages.len() {
+            0 => return Err(ChatTemplateError::Empty),
+            1..=MESSAGES_MAX => {}
+            messages => return Err(ChatTemplateError::TooMany { messages, messages_max: MESSAGES_MAX }),
+        }
+        if let Some(message) = messages.iter().position(|message| !ROLES.contains(&message.role.as_str())) {
+            return Err(ChatTemplateError::Role { message });
+        }
+
+        let mark = unused_character(&self.source, messages);
+        let text = self.render(tokenizer, messages, |content| break_control_text(tokenizer, content, mark))?;
+        let inert = self.render(tokenizer, messages, |content| {
+            content.chars().map(|c| if c.is_whitespace() { c } else { INERT }).collect()
+        })?;
+        let controls = |text| tokenizer.control_matches(text).map(|(token, ..)| token);
+        if !controls(&text).eq(controls(&inert)) {
+            return Err(ChatTemplateError::ContentChangesFrame);
+        }
+
+        let mut tokens = Vec::with_capacity(text.len() / 3 + 1);
+        let mut from = 0;
+        for (token, start, end) in tokenizer.control_matches(&text) {
+            tokens.extend(tokenizer.encode(&text[from..start].replace(mark, ""), false)?);
+            tokens.push(token);
+            from = end;
+        }
+        tokens.extend(tokenizer.encode(&text[from..].replace(mark, ""), false)?);
+        if let (true, Some(bos)) = (tokenizer.adds_bos(), tokenizer.bos())
+            && tokens.first() != Some(&bos)
+        {
+            tokens.insert(0, bos);
+        }
+        Ok(tokens)
+    }
+
+    fn render(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[ChatMessage],
+        content: impl Fn(&str) -> String,
+    ) -> Result<String, ChatTemplateError> {
+        let messages: Vec<Value> = messages
+            .iter()
+            .map(|message| context! { role => message.role.as_str(), content => content(&message.content) })
+            .collect();
+        let text_of = |token: Option<u32>| {
+            let bytes = token.and_then(|token| tokenizer.token_bytes(token)).unwrap_or_default();
+            String::from_utf8_lossy(bytes).into_owned()
+        };
+        let template = self.environment.get_template(NAME).map_err(|error| self.failed(&error))?;
+        template
+            .render(context! {
+                messages,
+                add_generation_prompt => true,
+                bos_token => text_of(tokenizer.bos()),
+                eos_token => text_of(tokenizer.eos()),
+                tools => Value::from(()),
+                documents => Value::from(()),
+            })
+            .map_err(|error| self.failed(&error))
+    }
+
+    /// Errors of the template engine can quote values, so only their kind and place are kept.
+    fn failed(&self, error: &Error) -> ChatTemplateError {
+        let raised = std::iter::successors(std::error::Error::source(error), |error| error.source())
+            .find_map(|error| error.downcast_ref::<Raised>());
+        if let Some(Raised(reason)) = raised {
+            let reason = (!reason.is_empty() && self.source.contains(reason.as_str())).then(|| reason.clone());
+            return ChatTemplateError::Raised { reason };
+        }
+        match error.kind() {
+            ErrorKind::OutOfFuel => ChatTemplateError::TooMuchWork,
+            kind => ChatTemplateError::Failed { line: error.line().unwrap_or(0), kind: kind.to_string() },
+        }
+    }
+}
+
+impl fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ChatTemplate({} bytes)", self.source.len())
+    }
+}
+
+/// `raise_exception` was called with this reason.
+#[derive(Debug, thiserror::Error)]
+#[error("raised by the template")]
+struct Raised(String);
+
+/// A private-use character that stands neither in the template nor in any message. There are 131,068 of them; a
+/// conversation that uses all (half a megabyte of nothing else) gets the last one and loses it from its contents.
+fn unused_character(source: &str, messages: &[ChatMessage]) -> char {
+    const PRIVATE_USE: std::ops::RangeInclusive<char> = '\u{f0000}'..='\u{10fffd}';
+    let texts = messages.iter().flat_map(|message| [message.content.as_str(), message.role.as_str()]);
+    let used: std::collections::HashSet<char> =
+        texts.chain([source]).flat_map(str::chars).filter(|c| PRIVATE_USE.contains(c)).collect();
+    PRIVATE_USE.into_iter().find(|c| !used.contains(c)).unwrap_or('\u{10fffd}')
+}
+
+/// The content with `mark` after the first character of everything that is written like a control token.
+fn break_control_text(tokenizer: &Tokenizer, content: &str, mark: char) -> String {
+    let mut broken = String::with_capacity(content.len());
+    let mut from = 0;
+    // Searching goes on behind the first character, for another one may begin inside the one just broken.
+    while let Some(start) = tokenizer.find_control(content, from) {
+        let first = content[start..].chars().next().map_or(0, char::len_utf8);
+        broken.push_str(&content[from..start + first]);
+        broken.push(mark);
+        from = start + first;
+    }
+    broken.push_str(&content[from..]);
+    broken
+}
+
+#[cfg(test)]
+mod tests;
