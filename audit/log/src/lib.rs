@@ -1,12 +1,32 @@
 //! The audit log: entries in, receipts out.
+//!
+//! [`AuditLog::open_request`] makes a request durable before anything is sent; [`OpenEntry`] lets each step through the
+//! provenance gate and chains what leaves; sealing it ends the record. One thread numbers and commits entries in groups
+//! (`sequence.rs` is the story), another publishes them as C2SP tiles with a signed checkpoint, from which receipts are
+//! made. The log holds commitments and never content. After any fault it stops, and the next start recovers.
 #![forbid(unsafe_code)]
 
+mod clock;
 mod config;
+mod fault;
+mod index;
+mod keys;
 mod log;
+mod open_entry;
+mod publish;
+mod queue;
+mod receipt;
+mod recover;
+mod segment;
+mod sequence;
+mod slot;
+mod storage;
 
-pub use audit_provenance::{Released, Violation};
+pub use audit_provenance::{Released, SealReason, Violation};
+pub use clock::{Clock, SystemClock};
 pub use config::{AuditConfig, OPEN_REQUESTS_MAX, QUEUE_MAX};
-pub use log::{
-    AppendError, AuditLog, IncidentId, LogHealth, OpenEntry, OpenLogError, Outcome, ReceiptError, RequestFacts,
-    SealReason, Sealed,
-};
+pub use fault::{LogFault, OpenLogError};
+pub use log::{AppendError, AuditLog, IncidentId, LogHealth, RequestFacts};
+pub use open_entry::{OpenEntry, Outcome, Sealed};
+pub use receipt::ReceiptError;
+pub use storage::{FolderStorage, Storage, StoredFile};

@@ -1,9 +1,32 @@
-//! The handle that the gateway holds.
+//! The handle that the gateway holds, and the two threads behind it: one commits, one publishes.
 
-use crate::AuditConfig;
-use audit_provenance::{Gate, Released, Violation};
-use policies_domain::{Digest, Permit, Principal, RequestId, Step};
-use std::sync::Arc;
+use crate::clock::{Clock, SystemClock};
+use crate::config::{AuditConfig, OPEN_REQUESTS_MAX};
+use crate::fault::{LogFault, OpenLogError};
+use crate::index::{Index, note_batch};
+use crate::keys::{Keys, epoch};
+use crate::open_entry::OpenEntry;
+use crate::publish::{Published, Publisher};
+use crate::queue::{Queue, Queued, Reply, Taken, failed};
+use crate::sequence::{BATCH_MAX, Commit, Draft, Sequencer};
+use crate::storage::{FolderStorage, Storage};
+use audit_provenance::{Body, Commitment, Field, Opened, Openings, TenantRef, determining_digest};
+use policies_domain::{Digest, Permit, Principal, RequestId, TenantId};
+use sha2::{Digest as _, Sha256};
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// Entries that may be committed and not published before the sequencer waits for the publisher.
+const BACKLOG_MAX: usize = 4 * BATCH_MAX;
+/// A checkpoint is published at most this long after a commit without sealed entries.
+const PUBLISH_PERIOD_US: u64 = 1_000_000;
+/// Between two publications the disk belongs to the commits for this long.
+const PUBLISH_GAP_US: u64 = 100_000;
 
 /// What a request is, as the log commits to it.
 #[derive(Clone, Copy)]
@@ -22,64 +45,15 @@ impl std::fmt::Debug for RequestFacts<'_> {
     }
 }
 
-/// Why a response ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SealReason {
-    /// The model ended its turn or a stop string was met.
-    Stop,
-    /// The token limit was reached.
-    Length,
-    /// The client went away, or the gateway gave up on it.
-    Aborted,
-    /// The engine failed.
-    Error,
-    /// An isolation fault stopped it.
-    Isolation,
-}
-
-/// How a response ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outcome {
-    /// Why it ended.
-    pub reason: SealReason,
-    /// Tokens of the prompt.
-    pub prompt_tokens: u64,
-    /// Tokens sampled, as billed.
-    pub completion_tokens: u64,
-    /// Time in the queue, in microseconds.
-    pub queued_us: u64,
-    /// Time in prefill, in microseconds.
-    pub prefill_us: u64,
-    /// Time in decode, in microseconds.
-    pub decode_us: u64,
-}
-
-/// A sealed response's place in the log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sealed {
-    /// Index of the sealed entry.
-    pub index: u64,
-    /// Its leaf hash.
-    pub leaf_hash: Digest,
-    /// Head of the chunk chain.
-    pub chain_head: Digest,
-    /// Payloads in the chain.
-    pub chunks: u64,
-}
-
 /// An incident's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IncidentId(pub [u8; 16]);
 
 impl std::fmt::Display for IncidentId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(&RequestId::from_bytes(self.0), f)
+        f.write_str(&hex::encode(self.0))
     }
 }
-
-/// Why a log could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenLogError {}
 
 /// Why an entry was not written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -99,26 +73,9 @@ pub enum AppendError {
     /// The log was shut down.
     #[error("the audit log is shut down")]
     Closed,
-}
-
-/// Why there is no receipt.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ReceiptError {
-    /// No such request of this tenant.
-    #[error("no such request")]
-    NotFound,
-    /// The response is not sealed, or its checkpoint not published.
-    #[error("not published yet, retry in {retry_after_ms} ms")]
-    NotYet {
-        /// When it is worth another try.
-        retry_after_ms: u64,
-    },
-    /// What is stored does not verify, or could not be read.
-    #[error("the stored log does not verify: {reason}")]
-    Damaged {
-        /// What did not.
-        reason: Arc<str>,
-    },
+    /// There was no violation to refuse for.
+    #[error("there was no violation")]
+    NoViolation,
 }
 
 /// How the log does.
@@ -136,17 +93,143 @@ pub struct LogHealth {
     pub failed: Option<Arc<str>>,
 }
 
-/// A log that is open for writing. Clones are handles of the same log.
-#[derive(Clone, Debug)]
-pub struct AuditLog;
+/// What handles, entries and threads share.
+pub(crate) struct Shared {
+    pub(crate) queue: Queue,
+    pub(crate) keys: Arc<Keys>,
+    pub(crate) storage: Arc<dyn Storage>,
+    pub(crate) index: Mutex<Index>,
+    pub(crate) published: RwLock<Arc<Published>>,
+    pub(crate) open_requests: AtomicUsize,
+    pub(crate) kernel_tag_check: bool,
+    clock: Arc<dyn Clock>,
+    build: Digest,
+    /// References of the tenants that this process has seen, by their numbers in it.
+    tenants: Mutex<HashMap<TenantId, TenantRef>>,
+    committed: Mutex<Committed>,
+    failure: Mutex<Option<Arc<str>>>,
+    mailbox: Mailbox,
+}
+
+struct Committed {
+    size: u64,
+    signed_us: u64,
+}
+
+impl Shared {
+    pub(crate) fn tenant_ref(&self, tenant: TenantId) -> Option<TenantRef> {
+        lock(&self.tenants).get(&tenant).copied()
+    }
+
+    /// Stops the log for good. The first reason stays.
+    fn fail(&self, fault: &LogFault) {
+        tracing::error!(%fault, "the audit log has stopped");
+        let reason: Arc<str> = Arc::from(fault.to_string());
+        let reason = Arc::clone(lock(&self.failure).get_or_insert(reason));
+        self.queue.close(failed(&reason));
+        self.mailbox.close();
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What the locks protect is valid at every moment, so a panic elsewhere does not spoil it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A log that is open for writing. Clones are handles of the same log; the last one to go shuts it down.
+#[derive(Clone)]
+pub struct AuditLog {
+    shared: Arc<Shared>,
+    threads: Arc<Threads>,
+}
+
+impl std::fmt::Debug for AuditLog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "AuditLog({})", self.shared.keys.verifier_key())
+    }
+}
+
+struct Threads {
+    shared: Arc<Shared>,
+    running: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Threads {
+    /// Ends both threads, the sequencer first, and waits for them.
+    fn end(&self) {
+        self.shared.queue.close(AppendError::Closed);
+        for thread in lock(&self.running).drain(..) {
+            // A thread that panicked has stopped the log on its way out.
+            let _ended = thread.join();
+            self.shared.mailbox.close();
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
 
 impl AuditLog {
     /// Opens a log; makes one, keys included, where there is none; recovers what a crash left.
     ///
     /// # Errors
     /// [`OpenLogError`].
-    pub fn open(_config: AuditConfig) -> Result<Self, OpenLogError> {
-        Ok(Self)
+    pub fn open(config: AuditConfig) -> Result<Self, OpenLogError> {
+        let dir = config.dir.display().to_string();
+        let storage = FolderStorage::open(&config.dir).map_err(|source| match source.kind() {
+            io::ErrorKind::WouldBlock => OpenLogError::Locked { dir },
+            _ => OpenLogError::Folder { dir, source },
+        })?;
+        Self::open_on(&config, Arc::new(storage), Arc::new(SystemClock::default()))
+    }
+
+    /// Opens a log on another storage and clock; `config.dir` is not looked at.
+    ///
+    /// # Errors
+    /// [`OpenLogError`].
+    pub fn open_on(
+        config: &AuditConfig,
+        storage: Arc<dyn Storage>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, OpenLogError> {
+        let build = match config.build {
+            Some(build) => build,
+            None => executable_digest().map_err(crate::fault::storage("read", "the running executable"))?,
+        };
+        let opened = crate::recover::open(Arc::clone(&storage), Arc::clone(&clock), config)?;
+        let shared = Arc::new(Shared {
+            queue: Queue::new(config.queue_max),
+            keys: opened.keys,
+            storage,
+            index: Mutex::new(opened.index),
+            committed: Mutex::new(Committed { size: opened.published.size, signed_us: opened.signed_us }),
+            published: RwLock::new(Arc::new(opened.published)),
+            open_requests: AtomicUsize::new(0),
+            kernel_tag_check: config.kernel_tag_check,
+            clock,
+            build,
+            tenants: Mutex::default(),
+            failure: Mutex::default(),
+            mailbox: Mailbox::default(),
+        });
+        let threads = Arc::new(Threads { shared: Arc::clone(&shared), running: Mutex::default() });
+        let (sequencer, publisher, heartbeat) = (opened.sequencer, opened.publisher, config.heartbeat);
+        let of_sequencer = Arc::clone(&shared);
+        let sequence = std::thread::Builder::new()
+            .name("audit-sequencer".into())
+            .spawn(move || run_sequencer(&of_sequencer, sequencer, heartbeat))
+            .map_err(|source| OpenLogError::Thread { source })?;
+        lock(&threads.running).push(sequence);
+        let of_publisher = Arc::clone(&shared);
+        let publish = std::thread::Builder::new()
+            .name("audit-publisher".into())
+            .spawn(move || run_publisher(&of_publisher, publisher))
+            .map_err(|source| OpenLogError::Thread { source })?;
+        lock(&threads.running).push(publish);
+        Ok(Self { shared, threads })
     }
 
     /// Records a request. Durable when it returns: nothing may be sent before.
@@ -156,70 +239,199 @@ impl AuditLog {
     ///
     /// # Cancel safety
     /// A dropped future leaves no open request behind: what was written is sealed as aborted.
-    pub async fn open_request(&self, _permit: &Permit, _facts: RequestFacts<'_>) -> Result<OpenEntry, AppendError> {
-        Err(AppendError::Closed)
+    pub async fn open_request(&self, permit: &Permit, facts: RequestFacts<'_>) -> Result<OpenEntry, AppendError> {
+        let shared = &self.shared;
+        if shared.open_requests.load(Ordering::Relaxed) >= OPEN_REQUESTS_MAX {
+            return Err(AppendError::Busy { retry_after_ms: 1_000 });
+        }
+        let principal = permit.principal();
+        let tenant = shared.keys.tenant_ref(principal.name());
+        lock(&shared.tenants).insert(principal.tenant(), tenant);
+        let epoch = epoch(shared.clock.wall_us());
+        let openings = self.new_openings(permit, epoch).await?;
+        let request = Commitment::of(Field::Request, &openings.request, facts.body);
+        let opened = Opened {
+            epoch,
+            request,
+            tenant_name: Commitment::of(Field::Tenant, &openings.tenant, principal.name().as_str().as_bytes()),
+            rules: permit.decision().rules,
+            determining: determining_digest(permit.decision().determining.iter().map(|name| &**name)),
+            model: facts.model,
+            build: shared.build,
+            stream: facts.stream,
+        };
+        let draft =
+            Draft { uuid: permit.request().bytes(), tenant: Some(tenant), body: Body::Opened(opened), trace: None };
+        let entry = Box::new(OpenEntry::new(Arc::clone(shared), permit, tenant, &openings, &request));
+        let (reply, answer) = oneshot::channel();
+        shared.queue.push_new(Queued { draft, reply: Reply::Opened(entry, reply) })?;
+        let entry = answer.await.map_err(|_| AppendError::Closed)??;
+        Ok(*entry)
     }
 
-    /// The receipt of a request of this principal's tenant. Reads files: call it where blocking is allowed.
-    ///
-    /// # Errors
-    /// [`ReceiptError`].
-    pub fn receipt(&self, _principal: &Principal, _request: RequestId) -> Result<String, ReceiptError> {
-        Err(ReceiptError::NotFound)
+    /// A tenant's first request of an epoch makes a key file, which blocks: that goes to another thread.
+    async fn new_openings(&self, permit: &Permit, epoch: u64) -> Result<Openings, AppendError> {
+        let (name, request) = (permit.principal().name().clone(), permit.request().bytes());
+        let keys = Arc::clone(&self.shared.keys);
+        let made = if keys.knows(&name, epoch) {
+            keys.new_openings(&name, epoch, &request)
+        } else {
+            let make = tokio::task::spawn_blocking(move || keys.new_openings(&name, epoch, &request));
+            make.await.map_err(|_| AppendError::Closed)?
+        };
+        made.map_err(|error| failed(&error.to_string()))
     }
 
     /// The verifier key line, as `log.vkey` in the log's folder holds it.
     #[must_use]
     pub fn verifier_key(&self) -> String {
-        String::new()
+        self.shared.keys.verifier_key().to_string()
+    }
+
+    /// The receipt of a request of this principal's tenant. Reads files: call it where blocking is allowed.
+    ///
+    /// # Errors
+    /// [`crate::ReceiptError`].
+    pub fn receipt(&self, principal: &Principal, request: RequestId) -> Result<String, crate::ReceiptError> {
+        crate::receipt::receipt(&self.shared, principal, request)
     }
 
     /// How the log does.
     #[must_use]
     pub fn health(&self) -> LogHealth {
-        LogHealth { size: 0, published: 0, committed_us: 0, queued: 0, failed: None }
+        let published = self.shared.published.read().unwrap_or_else(PoisonError::into_inner).size;
+        let committed = lock(&self.shared.committed);
+        LogHealth {
+            size: committed.size,
+            published,
+            committed_us: committed.signed_us,
+            queued: self.shared.queue.len(),
+            failed: lock(&self.shared.failure).clone(),
+        }
     }
 
     /// Commits and publishes what waits, then ends. Blocks until it is done.
-    pub fn shutdown(&self) {}
+    pub fn shutdown(&self) {
+        self.threads.end();
+    }
 }
 
-/// A request that is recorded and not sealed. Dropping it seals it as aborted, or as stopped by an isolation fault.
-#[derive(Debug)]
-pub struct OpenEntry {
-    gate: Gate,
+/// SHA-256 of the running program's file.
+fn executable_digest() -> io::Result<Digest> {
+    // The link still leads to the program when its file was replaced by a newer build.
+    let mut file = std::fs::File::open("/proc/self/exe").or_else(|_| std::fs::File::open(std::env::current_exe()?))?;
+    let mut hash = Sha256::new();
+    io::copy(&mut file, &mut hash)?;
+    Ok(Digest(hash.finalize().into()))
 }
 
-impl OpenEntry {
-    /// Releases the step's text if everything that it read may reach the principal.
-    ///
-    /// # Errors
-    /// The violation; nothing more may be sent, and [`OpenEntry::refuse`] writes the incident.
-    pub fn check(&mut self, step: Step) -> Result<Released, Violation> {
-        self.gate.check(step)
+/// Marks the log as stopped when its thread ends otherwise than by shutdown.
+struct StopOnUnwind<'a>(&'a Shared);
+
+impl Drop for StopOnUnwind<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(&LogFault::Stopped);
+        }
+        self.0.queue.refuse_waiting();
+    }
+}
+
+/// One batch after the other: whatever has arrived while the last one was written is the next one.
+fn run_sequencer(shared: &Shared, mut sequencer: Sequencer, heartbeat: Option<Duration>) {
+    let _stop = StopOnUnwind(shared);
+    loop {
+        let (drafts, replies): (Vec<Draft>, Vec<Reply>) = match shared.queue.take(heartbeat) {
+            Taken::Drafts(queued) => queued.into_iter().map(|queued| (queued.draft, queued.reply)).unzip(),
+            Taken::Idle => match Draft::untenanted(Body::Heartbeat) {
+                Ok(draft) => (vec![draft], vec![Reply::Nobody]),
+                Err(fault) => return shared.fail(&fault),
+            },
+            Taken::Closed => return,
+        };
+        match sequencer.commit(drafts) {
+            Ok(commit) => {
+                note_batch(&mut lock(&shared.index), &commit.entries);
+                *lock(&shared.committed) = Committed { size: commit.size, signed_us: commit.signed_us };
+                replies.into_iter().zip(commit.entries.iter().cloned()).for_each(|(reply, placed)| reply.place(placed));
+                shared.mailbox.put(commit);
+            }
+            Err(fault) => {
+                shared.fail(&fault);
+                let error = failed(&fault.to_string());
+                replies.into_iter().for_each(|reply| reply.refuse(error.clone()));
+                return;
+            }
+        }
+    }
+}
+
+/// Publishes what was committed: sealed entries soon, others within a second, and never twice at once.
+fn run_publisher(shared: &Shared, mut publisher: Publisher) {
+    let _stop = StopOnUnwind(shared);
+    let mut last_us = 0;
+    while let Some(commits) = shared.mailbox.take(&*shared.clock, last_us) {
+        match publisher.publish(&commits) {
+            Ok(Some(published)) => {
+                *shared.published.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(published);
+            }
+            Ok(None) => {}
+            Err(fault) => return shared.fail(&fault),
+        }
+        last_us = shared.clock.mono_us();
+    }
+}
+
+/// Committed batches on their way to the publisher.
+#[derive(Default)]
+struct Mailbox {
+    state: Mutex<Post>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Post {
+    commits: Vec<Commit>,
+    entries: usize,
+    /// A sealed entry is among them: somebody will ask for a receipt.
+    urgent: bool,
+    closed: bool,
+}
+
+impl Mailbox {
+    /// Waits while too much is not published: a publisher that cannot follow slows the commits down.
+    fn put(&self, commit: Commit) {
+        let full = |post: &mut Post| post.entries >= BACKLOG_MAX && !post.closed;
+        let mut post = self.changed.wait_while(lock(&self.state), full).unwrap_or_else(PoisonError::into_inner);
+        post.entries += commit.entries.len();
+        post.urgent |= commit.entries.iter().any(|placed| placed.trace.is_some());
+        post.commits.push(commit);
+        self.changed.notify_all();
     }
 
-    /// Notes a violation that the engine reported.
-    pub fn fault(&mut self, violation: Violation) {
-        self.gate.close(violation);
+    /// All batches that are due; `None` when the mailbox is closed and empty.
+    fn take(&self, clock: &dyn Clock, last_us: u64) -> Option<Vec<Commit>> {
+        let nothing = |post: &mut Post| post.commits.is_empty() && !post.closed;
+        let mut post = self.changed.wait_while(lock(&self.state), nothing).unwrap_or_else(PoisonError::into_inner);
+        let first_us = clock.mono_us();
+        while !post.closed && post.entries < BACKLOG_MAX / 2 {
+            let due_us = if post.urgent { last_us + PUBLISH_GAP_US } else { first_us + PUBLISH_PERIOD_US };
+            let wait_us = due_us.saturating_sub(clock.mono_us());
+            if wait_us == 0 {
+                break;
+            }
+            let wait = Duration::from_micros(wait_us);
+            post = self.changed.wait_timeout(post, wait).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        post.entries = 0;
+        post.urgent = false;
+        let commits = std::mem::take(&mut post.commits);
+        self.changed.notify_all();
+        if commits.is_empty() { None } else { Some(commits) }
     }
 
-    /// Adds a payload that goes out: an SSE event's data or a whole body, framing excluded.
-    pub fn sent(&mut self, _payload: &[u8], _released: &Released) {}
-
-    /// After a violation: writes the incident and seals. Durable when it returns.
-    ///
-    /// # Errors
-    /// [`AppendError`].
-    pub async fn refuse(self) -> Result<IncidentId, AppendError> {
-        Err(AppendError::Closed)
-    }
-
-    /// Seals. Durable when it returns.
-    ///
-    /// # Errors
-    /// [`AppendError`].
-    pub async fn seal(self, _outcome: Outcome) -> Result<Sealed, AppendError> {
-        Err(AppendError::Closed)
+    fn close(&self) {
+        lock(&self.state).closed = true;
+        self.changed.notify_all();
     }
 }

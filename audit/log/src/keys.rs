@@ -1,0 +1,217 @@
+//! The log's keys: signing, pseudonyms, and one commitment key for each tenant and epoch.
+//!
+//! Destroying a commitment key makes that tenant's commitments of that epoch unopenable for the operator, while the
+//! tree still verifies; clients keep the openings that their receipts hold.
+
+use crate::fault::{LogFault, OpenLogError, storage};
+use crate::storage::Storage;
+use audit_provenance::{Field, Openings, Salt, TenantRef};
+use audit_tlog::{LogSigner, VerifierKey};
+use hkdf::Hkdf;
+use hmac::{Hmac, Mac as _};
+use policies_domain::TenantName;
+use sha2::Sha256;
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use zeroize::Zeroizing;
+
+const SIGNING_KEY: &str = "keys/log.skey";
+const PSEUDONYM_KEY: &str = "keys/pseudonym.key";
+const VERIFIER_KEY: &str = "log.vkey";
+const KEY_FILE_BYTES_MAX: usize = 1_024;
+/// Commitment keys kept in memory; beyond that they are read again.
+const TENANT_KEYS_MAX: usize = 16_384;
+/// An epoch is 180 days: erasing less than half a year at a time is not offered.
+const EPOCH_US: u64 = 180 * 24 * 3_600 * 1_000_000;
+
+type Secret = Zeroizing<[u8; 32]>;
+
+/// All keys of a log.
+pub(crate) struct Keys {
+    storage: Arc<dyn Storage>,
+    signer: LogSigner,
+    pseudonym: Secret,
+    tenants: Mutex<HashMap<(TenantName, u64), Secret>>,
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Keys({})", self.signer.name())
+    }
+}
+
+/// The epoch that a moment lies in.
+pub(crate) fn epoch(wall_us: u64) -> u64 {
+    wall_us / EPOCH_US
+}
+
+impl Keys {
+    /// Reads the keys; makes those that are missing, but no signing key for a log that has entries.
+    pub(crate) fn open(storage: Arc<dyn Storage>, origin: &str, log_exists: bool) -> Result<Self, OpenLogError> {
+        let key_error = |source| OpenLogError::Key { path: SIGNING_KEY.to_owned(), source };
+        let signer = match read_key(&*storage, SIGNING_KEY)? {
+            Some(line) => LogSigner::parse(line.trim_end_matches('\n')).map_err(key_error)?,
+            None if log_exists => return Err(OpenLogError::KeyMissing { path: SIGNING_KEY.to_owned() }),
+            None => {
+                let signer = LogSigner::from_seed(origin, &*random()?).map_err(key_error)?;
+                let line = Zeroizing::new(format!("{}\n", signer.secret_line().as_str()));
+                write_whole(&*storage, SIGNING_KEY, line.as_bytes())?;
+                signer
+            }
+        };
+        if signer.name() != origin {
+            return Err(OpenLogError::Origin { held: signer.name().to_owned(), wanted: origin.to_owned() });
+        }
+        let pseudonym = match read_secret(&*storage, PSEUDONYM_KEY)? {
+            Some(secret) => secret,
+            None if log_exists => return Err(OpenLogError::KeyMissing { path: PSEUDONYM_KEY.to_owned() }),
+            None => make_secret(&*storage, PSEUDONYM_KEY)?,
+        };
+        // The line for strangers is derived; it is written again when it is not as it should be.
+        let line = format!("{}\n", signer.verifier_key());
+        if !storage.read(VERIFIER_KEY, KEY_FILE_BYTES_MAX).is_ok_and(|held| held == line.as_bytes()) {
+            write_whole(&*storage, VERIFIER_KEY, line.as_bytes())?;
+        }
+        Ok(Self { storage, signer, pseudonym, tenants: Mutex::default() })
+    }
+
+    pub(crate) fn signer(&self) -> &LogSigner {
+        &self.signer
+    }
+
+    pub(crate) fn verifier_key(&self) -> VerifierKey {
+        self.signer.verifier_key()
+    }
+
+    /// A tenant as entries name it: 16 bytes of an HMAC of its name.
+    pub(crate) fn tenant_ref(&self, name: &TenantName) -> TenantRef {
+        let mac = hmac(&self.pseudonym, name.as_str().as_bytes());
+        let mut tenant = [0; 16];
+        tenant.iter_mut().zip(mac).for_each(|(to, from)| *to = from);
+        tenant
+    }
+
+    /// The salts of one request; `None` when the key was destroyed, or never was.
+    pub(crate) fn openings(
+        &self,
+        tenant: &TenantName,
+        epoch: u64,
+        request: &[u8; 16],
+    ) -> Result<Option<Openings>, OpenLogError> {
+        let key = self.tenant_key(tenant, epoch, false)?;
+        Ok(key.map(|key| openings(&key, tenant, request)))
+    }
+
+    /// The salts of a new request. Makes the tenant's key for the epoch if this is its first request; that writes files.
+    pub(crate) fn new_openings(
+        &self,
+        tenant: &TenantName,
+        epoch: u64,
+        request: &[u8; 16],
+    ) -> Result<Openings, OpenLogError> {
+        let key = self.tenant_key(tenant, epoch, true)?;
+        let key = key.ok_or_else(|| OpenLogError::KeyMissing { path: tenant_key_path(tenant, epoch) })?;
+        Ok(openings(&key, tenant, request))
+    }
+
+    /// Whether the tenant's key for the epoch is in memory, so that no file is touched.
+    pub(crate) fn knows(&self, tenant: &TenantName, epoch: u64) -> bool {
+        let tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        tenants.contains_key(&(tenant.clone(), epoch))
+    }
+
+    fn tenant_key(&self, tenant: &TenantName, epoch: u64, make: bool) -> Result<Option<Secret>, OpenLogError> {
+        // Held while a key is made, so that two first requests do not make two.
+        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(key) = tenants.get(&(tenant.clone(), epoch)) {
+            return Ok(Some(key.clone()));
+        }
+        let path = tenant_key_path(tenant, epoch);
+        let key = match read_secret(&*self.storage, &path)? {
+            Some(key) => key,
+            None if make => make_secret(&*self.storage, &path)?,
+            None => return Ok(None),
+        };
+        if tenants.len() >= TENANT_KEYS_MAX {
+            tenants.clear();
+        }
+        tenants.insert((tenant.clone(), epoch), key.clone());
+        Ok(Some(key))
+    }
+}
+
+/// A tenant's name has only letters, digits and hyphens, so it is a file name.
+fn tenant_key_path(tenant: &TenantName, epoch: u64) -> String {
+    format!("keys/tenants/{tenant}.{epoch}.key")
+}
+
+fn openings(key: &Secret, tenant: &TenantName, request: &[u8; 16]) -> Openings {
+    Openings {
+        tenant_name: tenant.as_str().to_owned(),
+        request: salt(key, request, Field::Request),
+        tenant: salt(key, request, Field::Tenant),
+        response: salt(key, request, Field::Response),
+        chunks: salt(key, request, Field::Chunks),
+    }
+}
+
+/// HKDF-SHA-256 of the tenant's epoch key, with the request's id and the field's name as info.
+fn salt(key: &Secret, request: &[u8; 16], field: Field) -> Salt {
+    let mut salt = [0; 32];
+    let expanded = Hkdf::<Sha256>::new(None, &**key).expand_multi_info(&[request, field.name().as_bytes()], &mut salt);
+    debug_assert!(expanded.is_ok(), "32 bytes are a length that HKDF can give");
+    salt
+}
+
+fn hmac(key: &[u8; 32], message: &[u8]) -> [u8; 32] {
+    // `new` takes a key of the hash's block length, so nothing can fail here.
+    let mut block = hmac::digest::generic_array::GenericArray::default();
+    block.iter_mut().zip(key).for_each(|(to, from)| *to = *from);
+    let mut mac = <Hmac<Sha256> as hmac::digest::KeyInit>::new(&block);
+    mac.update(message);
+    mac.finalize().into_bytes().into()
+}
+
+/// Random bytes for keys, ids and blinds.
+pub(crate) fn random<const N: usize>() -> Result<Zeroizing<[u8; N]>, LogFault> {
+    let mut bytes = Zeroizing::new([0; N]);
+    getrandom::fill(bytes.as_mut_slice()).map_err(|_| LogFault::Random)?;
+    Ok(bytes)
+}
+
+fn read_key(store: &dyn Storage, path: &str) -> Result<Option<Zeroizing<String>>, OpenLogError> {
+    match store.read(path, KEY_FILE_BYTES_MAX) {
+        Ok(bytes) => {
+            let bytes = Zeroizing::new(bytes);
+            let text = std::str::from_utf8(&bytes).map_err(|_| OpenLogError::SecretForm { path: path.to_owned() })?;
+            Ok(Some(Zeroizing::new(text.to_owned())))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(storage("read", path)(error).into()),
+    }
+}
+
+fn read_secret(store: &dyn Storage, path: &str) -> Result<Option<Secret>, OpenLogError> {
+    let Some(text) = read_key(store, path)? else { return Ok(None) };
+    let mut secret = Zeroizing::new([0; 32]);
+    hex::decode_to_slice(text.trim_end_matches('\n'), secret.as_mut_slice())
+        .map_err(|_| OpenLogError::SecretForm { path: path.to_owned() })?;
+    Ok(Some(secret))
+}
+
+fn make_secret(store: &dyn Storage, path: &str) -> Result<Secret, LogFault> {
+    let secret = random::<32>()?;
+    let text = Zeroizing::new(format!("{}\n", Zeroizing::new(hex::encode(*secret)).as_str()));
+    write_whole(store, path, text.as_bytes())?;
+    Ok(secret)
+}
+
+/// Writes a file so that a crash leaves all of it or none.
+pub(crate) fn write_whole(store: &dyn Storage, path: &str, bytes: &[u8]) -> Result<(), LogFault> {
+    let staged = format!("{path}.new");
+    store.write(&staged, bytes).map_err(storage("write", &staged))?;
+    store.rename(&staged, path).map_err(storage("rename", &staged))?;
+    let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+    store.sync_folder(folder).map_err(storage("sync", folder))
+}

@@ -1,0 +1,285 @@
+//! A request between its first and its last entry: every step passes the gate here, every payload is chained here.
+
+use crate::keys::random;
+use crate::log::Shared;
+use crate::queue::{Queued, Reply};
+use crate::sequence::{Draft, Placed};
+use crate::{AppendError, IncidentId};
+use audit_provenance::{
+    Body, ChunkChain, ChunkRuns, Commitment, Coverage, Field, Gate, Incident, IncidentClass, Openings, Released,
+    SealReason, Sealing, TenantRef, Trace, Violation,
+};
+use policies_domain::{Digest, Label, PageId, Permit, RequestId, Step, TenantId};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::sync::oneshot;
+
+/// How a response ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    /// Why it ended. After a violation it is written as `Isolation`, whatever stands here.
+    pub reason: SealReason,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Tokens sampled, as billed.
+    pub completion_tokens: u64,
+    /// Time in the queue, in microseconds.
+    pub queued_us: u64,
+    /// Time in prefill, in microseconds.
+    pub prefill_us: u64,
+    /// Time in decode, in microseconds.
+    pub decode_us: u64,
+}
+
+/// A sealed response's place in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sealed {
+    /// Index of the sealed entry.
+    pub index: u64,
+    /// Its leaf hash.
+    pub leaf_hash: Digest,
+    /// Head of the chunk chain.
+    pub chain_head: Digest,
+    /// Payloads in the chain.
+    pub chunks: u64,
+}
+
+/// A request that is recorded and not sealed. Dropping it seals it: as aborted, or with an incident after a violation.
+pub struct OpenEntry {
+    shared: Arc<Shared>,
+    request: RequestId,
+    tenant: TenantRef,
+    label: Label,
+    gate: Gate,
+    chain: ChunkChain,
+    runs: ChunkRuns,
+    response: Commitment,
+    bytes_sent: u64,
+    /// Place of the opened entry; gone once the last entries are made.
+    opened: Option<(u64, Digest)>,
+}
+
+impl std::fmt::Debug for OpenEntry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpenEntry")
+            .field("request", &self.request)
+            .field("opened", &self.opened)
+            .finish_non_exhaustive()
+    }
+}
+
+impl OpenEntry {
+    /// Counts among the open requests from here until it is dropped.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        permit: &Permit,
+        tenant: TenantRef,
+        openings: &Openings,
+        commitment: &[u8; 32],
+    ) -> Self {
+        shared.open_requests.fetch_add(1, Ordering::Relaxed);
+        Self {
+            shared,
+            request: permit.request(),
+            tenant,
+            label: permit.label(),
+            gate: Gate::new(permit),
+            chain: ChunkChain::new(&openings.chunks, commitment),
+            runs: ChunkRuns::default(),
+            response: Commitment::new(Field::Response, &openings.response),
+            bytes_sent: 0,
+            opened: None,
+        }
+    }
+
+    /// From here on it is owed a sealed entry.
+    pub(crate) fn opened_at(&mut self, placed: &Placed) {
+        self.opened = Some((placed.index, Digest(placed.leaf.0)));
+    }
+
+    /// The request.
+    #[must_use]
+    pub fn request(&self) -> RequestId {
+        self.request
+    }
+
+    /// Releases the step's text if everything that it read may reach the principal.
+    ///
+    /// # Errors
+    /// The violation; nothing more may be sent, and [`OpenEntry::refuse`] writes the incident.
+    pub fn check(&mut self, step: Step) -> Result<Released, Violation> {
+        self.gate.check(step)
+    }
+
+    /// Notes a violation that the engine reported.
+    pub fn fault(&mut self, violation: Violation) {
+        self.gate.close(violation);
+    }
+
+    /// Adds a payload that goes out: an SSE event's data or a whole body, framing excluded.
+    pub fn sent(&mut self, payload: &[u8], released: &Released) {
+        self.chain.push(payload, released.first_step(), released.last_step());
+        self.runs.push(released.first_step(), released.last_step());
+        self.response.update(payload);
+        self.bytes_sent = self.bytes_sent.saturating_add(payload.len() as u64);
+    }
+
+    /// After a violation: writes the incident and seals. Durable when it returns.
+    ///
+    /// # Errors
+    /// [`AppendError::NoViolation`] when there was none (the request is then sealed as aborted), and those of the log.
+    ///
+    /// # Cancel safety
+    /// Once polled, both entries are written even if the future is dropped; before, dropping it does the same.
+    pub async fn refuse(mut self) -> Result<IncidentId, AppendError> {
+        let Some(last) = self.last_entries(&self.partial(SealReason::Isolation))? else {
+            return Err(AppendError::Closed);
+        };
+        let Some(incident) = last.incident else {
+            self.shared.queue.push_owed(last.into_queued(Reply::Nobody))?;
+            return Err(AppendError::NoViolation);
+        };
+        let (reply, placed) = oneshot::channel();
+        self.shared.queue.push_owed(last.into_queued(Reply::Sealed(reply)))?;
+        placed.await.map_err(|_| AppendError::Closed)??;
+        Ok(incident)
+    }
+
+    /// Seals. Durable when it returns.
+    ///
+    /// # Errors
+    /// Those of the log.
+    ///
+    /// # Cancel safety
+    /// Once polled, the entry is written even if the future is dropped; before, dropping it seals it as aborted.
+    pub async fn seal(mut self, outcome: Outcome) -> Result<Sealed, AppendError> {
+        let (chain_head, chunks) = (Digest(self.chain.head()), self.chain.chunks());
+        let Some(last) = self.last_entries(&outcome)? else { return Err(AppendError::Closed) };
+        let (reply, placed) = oneshot::channel();
+        self.shared.queue.push_owed(last.into_queued(Reply::Sealed(reply)))?;
+        let placed = placed.await.map_err(|_| AppendError::Closed)??;
+        Ok(Sealed { index: placed.index, leaf_hash: Digest(placed.leaf.0), chain_head, chunks })
+    }
+
+    /// What is known of a response that did not come to its end.
+    fn partial(&self, reason: SealReason) -> Outcome {
+        let completion_tokens = self.gate.tokens();
+        Outcome { reason, prompt_tokens: 0, completion_tokens, queued_us: 0, prefill_us: 0, decode_us: 0 }
+    }
+
+    /// Makes the incident, if there is one, and the sealed entry; only the first call does.
+    fn last_entries(&mut self, outcome: &Outcome) -> Result<Option<LastEntries>, AppendError> {
+        let Some((opened_index, opened_leaf)) = self.opened.take() else { return Ok(None) };
+        let no_random = |_| crate::queue::failed("no random bytes");
+        let violation = self.gate.closed_by().cloned();
+        let incident = match &violation {
+            Some(violation) => {
+                let incident = self.incident(violation, *random().map_err(no_random)?, opened_index, opened_leaf);
+                let id = IncidentId(incident.incident);
+                let draft = Draft {
+                    uuid: *random().map_err(no_random)?,
+                    tenant: Some(self.tenant),
+                    body: Body::Incident(incident),
+                    trace: None,
+                };
+                Some((id, draft))
+            }
+            None => None,
+        };
+        let trace = Trace::new(self.gate.records(), self.label, std::mem::take(&mut self.runs).into_runs()).encode();
+        let reason = match (&violation, outcome.reason) {
+            (Some(_), _) => SealReason::Isolation,
+            // Nobody may claim an incident that is not in the log.
+            (None, SealReason::Isolation) => SealReason::Aborted,
+            (None, reason) => reason,
+        };
+        let sealing = Sealing {
+            request: self.request,
+            opened_index,
+            opened_leaf,
+            reason,
+            response: Some(self.response.clone().finish()),
+            chain: Some(self.chain.head()),
+            chunks: self.chain.chunks(),
+            steps: self.gate.steps().into(),
+            prompt_tokens: outcome.prompt_tokens,
+            completion_tokens: outcome.completion_tokens,
+            pages: self.gate.pages(),
+            trace: Some(Trace::root(&trace)),
+            queued_us: outcome.queued_us,
+            prefill_us: outcome.prefill_us,
+            decode_us: outcome.decode_us,
+            coverage: Coverage { label_gate: true, kernel_tags: self.shared.kernel_tag_check },
+        };
+        let sealed = Draft {
+            uuid: *random().map_err(no_random)?,
+            tenant: Some(self.tenant),
+            body: Body::Sealed(sealing),
+            trace: Some(trace),
+        };
+        let (id, draft) = incident.unzip();
+        Ok(Some(LastEntries { incident: id, drafts: draft.into_iter().chain([sealed]).collect() }))
+    }
+
+    fn incident(&self, violation: &Violation, id: [u8; 16], opened_index: u64, opened_leaf: Digest) -> Incident {
+        let (class, step, page, generation, held) = match violation {
+            Violation::ForeignPage { step, page, generation, held, .. } => {
+                let nobody = *held == Label::NOBODY;
+                let class = if nobody { IncidentClass::UnlabelledPage } else { IncidentClass::ForeignPage };
+                (class, Some(*step), Some(*page), Some(generation.0), Some(*held))
+            }
+            Violation::StaleGeneration { step, page, held, .. } => {
+                (IncidentClass::Generation, Some(*step), Some(*page), Some(held.0), None)
+            }
+            Violation::PageFault { page, .. } => (IncidentClass::Tag, None, Some(*page), None, None),
+            Violation::StepGap { held, .. } => (IncidentClass::StepGap, Some(*held), None, None, None),
+            Violation::RequestMismatch { step, .. } => (IncidentClass::RequestMismatch, Some(*step), None, None, None),
+        };
+        Incident {
+            incident: id,
+            class,
+            bytes_released: self.bytes_sent,
+            step,
+            page: page.map(|PageId(page)| page),
+            generation,
+            request: self.request,
+            opened_index,
+            opened_leaf,
+            // A tenant's pages exist only after one of its requests was opened, so its reference is known.
+            victim: held.and_then(tenant_of).and_then(|tenant| self.shared.tenant_ref(tenant)),
+        }
+    }
+}
+
+/// A label's tenant, if it is one tenant's.
+fn tenant_of(label: Label) -> Option<TenantId> {
+    label.bits().checked_sub(1).and_then(TenantId::new)
+}
+
+/// The entries that end a request, the incident first.
+struct LastEntries {
+    incident: Option<IncidentId>,
+    drafts: Vec<Draft>,
+}
+
+impl LastEntries {
+    /// The reply belongs to the sealed entry, which comes last.
+    fn into_queued(self, reply: Reply) -> Vec<Queued> {
+        let mut queued: Vec<_> = self.drafts.into_iter().map(|draft| Queued { draft, reply: Reply::Nobody }).collect();
+        if let Some(last) = queued.last_mut() {
+            last.reply = reply;
+        }
+        queued
+    }
+}
+
+impl Drop for OpenEntry {
+    fn drop(&mut self) {
+        let outcome = self.partial(SealReason::Aborted);
+        if let Ok(Some(last)) = self.last_entries(&outcome) {
+            // When the log has ended, the next start seals the request as crashed.
+            let _ended = self.shared.queue.push_owed(last.into_queued(Reply::Nobody));
+        }
+        self.shared.open_requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}

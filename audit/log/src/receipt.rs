@@ -1,0 +1,131 @@
+//! Receipts: a request's two entries, proven under the published checkpoint, with what opens their commitments. All of
+//! it is read back from the published files and checked on the way, as a stranger would.
+
+use crate::index::RequestRecord;
+use crate::log::{Shared, lock};
+use crate::publish::Published;
+use crate::segment::{trace_at, traces_path};
+use crate::storage::Storage;
+use audit_provenance::{Body, Disclosure, Entry, Sealing, Trace};
+use audit_tlog::{TileFiles, TilePath, TiledTree, TlogProof, TreeReadError};
+use policies_domain::{Principal, RequestId};
+use std::io;
+use std::sync::{Arc, PoisonError};
+
+/// When a receipt that is not published yet is worth another try.
+const RETRY_AFTER_MS: u64 = 250;
+/// A reader that lost its partial tiles to a newer publication takes the newer one, this often at most.
+const TRIES_MAX: usize = 4;
+
+/// Why there is no receipt.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReceiptError {
+    /// No such request of this tenant. Another tenant's request looks the same.
+    #[error("no such request")]
+    NotFound,
+    /// The response is not sealed, or its checkpoint not published.
+    #[error("not published yet, retry in {retry_after_ms} ms")]
+    NotYet {
+        /// When it is worth another try.
+        retry_after_ms: u64,
+    },
+    /// What is stored does not verify, or could not be read.
+    #[error("the stored log does not verify: {reason}")]
+    Damaged {
+        /// What did not.
+        reason: Arc<str>,
+    },
+}
+
+struct Tiles<'a>(&'a dyn Storage);
+
+impl TileFiles for Tiles<'_> {
+    fn read_tile(&self, path: &TilePath, bytes_max: usize) -> io::Result<Vec<u8>> {
+        self.0.read(&path.to_string(), bytes_max)
+    }
+}
+
+pub(crate) fn receipt(shared: &Shared, principal: &Principal, request: RequestId) -> Result<String, ReceiptError> {
+    let tenant = shared.keys.tenant_ref(principal.name());
+    let record = lock(&shared.index).get(request).filter(|record| record.tenant == tenant);
+    let record = record.ok_or(ReceiptError::NotFound)?;
+    let not_yet = ReceiptError::NotYet { retry_after_ms: RETRY_AFTER_MS };
+    let sealed_index = record.sealed.ok_or(not_yet.clone())?;
+    let mut tries = 0;
+    loop {
+        let published = Arc::clone(&shared.published.read().unwrap_or_else(PoisonError::into_inner));
+        if sealed_index >= published.size {
+            return Err(not_yet);
+        }
+        tries += 1;
+        match prove(shared, principal, request, &record, sealed_index, &published) {
+            Err(Failure::Tree(TreeReadError::Storage { source, .. }))
+                if source.kind() == io::ErrorKind::NotFound && tries < TRIES_MAX => {}
+            Err(failure) => return Err(ReceiptError::Damaged { reason: Arc::from(failure.to_string()) }),
+            Ok(text) => return Ok(text),
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Tree(#[from] TreeReadError),
+    #[error("entry {index} is not the one that the index says")]
+    Index { index: u64 },
+    #[error(transparent)]
+    Keys(#[from] crate::OpenLogError),
+}
+
+fn prove(
+    shared: &Shared,
+    principal: &Principal,
+    request: RequestId,
+    record: &RequestRecord,
+    sealed_index: u64,
+    published: &Published,
+) -> Result<String, Failure> {
+    let files = Tiles(&*shared.storage);
+    let tree = TiledTree::new(published.size, published.root, &files);
+    let (opened, sealed) = (tree.entry(record.opened)?, tree.entry(sealed_index)?);
+    // The index only says where to look; the entries themselves say whose they are.
+    let epoch = match Entry::decode(&opened) {
+        Ok(Entry { head, body: Body::Opened(body) })
+            if head.uuid == request.bytes() && head.tenant.is_some_and(|link| link.tenant == record.tenant) =>
+        {
+            body.epoch
+        }
+        _ => return Err(Failure::Index { index: record.opened }),
+    };
+    let sealing = match Entry::decode(&sealed) {
+        Ok(Entry { body: Body::Sealed(sealing), .. }) if sealing.request == request => sealing,
+        _ => return Err(Failure::Index { index: sealed_index }),
+    };
+    let disclosure = Disclosure {
+        opened,
+        sealed,
+        opened_index: record.opened,
+        opened_proof: tree.prove_inclusion(record.opened)?.iter().map(|hash| hash.0).collect(),
+        openings: shared.keys.openings(principal.name(), epoch, &request.bytes())?,
+        trace: stored_trace(&*shared.storage, record, sealed_index, &sealing),
+    };
+    let proof = TlogProof {
+        extra: Some(disclosure.encode()),
+        index: sealed_index,
+        hashes: tree.prove_inclusion(sealed_index)?,
+        checkpoint: published.note.clone(),
+    };
+    Ok(proof.encode())
+}
+
+/// The trace, if it is still there and is the one that the sealed entry speaks of.
+fn stored_trace(store: &dyn Storage, record: &RequestRecord, sealed_index: u64, sealing: &Sealing) -> Option<Vec<u8>> {
+    let place = record.trace?;
+    let file = store.open(&traces_path(place.segment)).ok()?;
+    let (index, trace, _) = trace_at(&*file, place.offset)?;
+    let right = index == sealed_index && Some(Trace::root(&trace)) == sealing.trace;
+    if !right {
+        tracing::error!(index = sealed_index, "the stored trace is not the one that the log speaks of");
+    }
+    right.then_some(trace)
+}

@@ -1,0 +1,342 @@
+//! Opening a log: what is on disk is read, checked from the first entry to the last, and continued.
+//!
+//! Believed, in this order: the newest whole copy of the slot (it is signed), the segments up to its size (they must
+//! have its root hash), the published checkpoint (it must be a prefix). Frames beyond the committed size were never
+//! acknowledged and are discarded. Whatever else does not fit is an error, not a repair.
+
+use crate::AuditConfig;
+use crate::clock::Clock;
+use crate::fault::{LogFault, OpenLogError, storage};
+use crate::index::{Index, OpenRequest, OpenRequests, note_batch};
+use crate::keys::{Keys, random};
+use crate::publish::{CHECKPOINT, Published, Publisher};
+use crate::segment::{
+    SEGMENT_BYTES_MAX, SEGMENTS, SegmentWriter, TracePlace, next_frame, segment_path, trace_at, traces_path,
+};
+use crate::sequence::{BATCH_MAX, Commit, Draft, Sequencer, TenantHead};
+use crate::slot::Slot;
+use crate::storage::Storage;
+use audit_provenance::{Body, Coverage, Entry, PageCounts, SealReason, Sealing, TenantRef, schema_digest};
+use audit_tlog::{CHECKPOINT_BYTES_MAX, Checkpoint, Edge, TILE_WIDTH, encode_bundle};
+use policies_domain::{Digest, RequestId};
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+/// A log that was opened, before its threads run.
+pub(crate) struct Opened {
+    pub(crate) sequencer: Sequencer,
+    pub(crate) publisher: Publisher,
+    pub(crate) index: Index,
+    pub(crate) keys: Arc<Keys>,
+    pub(crate) published: Published,
+    pub(crate) signed_us: u64,
+}
+
+/// Opens, recovers, and brings what is published up to what is committed.
+pub(crate) fn open(
+    store: Arc<dyn Storage>,
+    clock: Arc<dyn Clock>,
+    config: &AuditConfig,
+) -> Result<Opened, OpenLogError> {
+    let segments = segments(&*store)?;
+    let keys = Arc::new(Keys::open(Arc::clone(&store), &config.origin, !segments.is_empty())?);
+    let slot = Slot::open(&*store, &keys.verifier_key())?;
+    let mut scan = Scan::new(&*store, &keys, slot.current().map_or(0, |current| current.size))?;
+    for first in &segments {
+        scan.segment(&*store, *first)?;
+    }
+    let (committed, root) = slot.current().map_or((0, Edge::new().root()), |current| (current.size, current.root));
+    if scan.edge.size() < committed {
+        return Err(OpenLogError::Entry { index: scan.edge.size() });
+    }
+    if scan.edge.root() != root {
+        return Err(OpenLogError::Root { size: committed });
+    }
+    let Some((published_edge, bundle)) = scan.at_checkpoint.take() else {
+        // INVARIANT: the scan notes the edge at the checkpoint's size, which is at most the committed size.
+        return Err(OpenLogError::Root { size: committed });
+    };
+
+    let mut index = std::mem::take(&mut scan.index);
+    scan.discard(&*store)?;
+    for first in &segments {
+        traces(&*store, *first, committed, &mut index, &scan.sealed_requests)?;
+    }
+    let mut publisher = Publisher::new(Arc::clone(&store), published_edge, bundle);
+    publish_rest(&*store, &segments, &mut publisher, committed)?;
+    if let Some(current) = slot.current()
+        && current.size > scan.published
+    {
+        publisher.publish_checkpoint(current.size, current.root, &current.note)?;
+    }
+
+    let drafts = first_drafts(&scan, &keys, committed)?;
+    let mut sequencer = Sequencer {
+        segment: SegmentWriter::open(&*store, scan.last_segment)?,
+        started_us: clock.mono_us(),
+        storage: store,
+        clock,
+        keys: Arc::clone(&keys),
+        boot: *random()?,
+        slot,
+        edge: scan.edge,
+        tenants: scan.tenants,
+        stopped: false,
+    };
+    // In batches, and by the function that every entry goes through: a crash in here is a crash like any other.
+    let mut last: Option<Commit> = None;
+    let mut drafts = drafts.into_iter().peekable();
+    while drafts.peek().is_some() {
+        let commit = sequencer.commit(drafts.by_ref().take(BATCH_MAX).collect())?;
+        note_batch(&mut index, &commit.entries);
+        last = publisher.publish(std::slice::from_ref(&commit))?.map(|_| commit);
+    }
+    let last = last.ok_or(LogFault::Stopped)?;
+    let published = Published { size: last.size, root: last.root, note: last.note };
+    Ok(Opened { sequencer, publisher, index, keys, published, signed_us: last.signed_us })
+}
+
+/// The first entries of this run: never none, so that the slot is written, and known to be writable, at every start.
+fn first_drafts(scan: &Scan, keys: &Keys, committed: u64) -> Result<Vec<Draft>, LogFault> {
+    let mut drafts = Vec::new();
+    if committed == 0 {
+        drafts.push(Draft::untenanted(Body::Genesis {
+            origin: keys.signer().name().to_owned(),
+            schema: Some(schema_digest()),
+            previous_checkpoint: None,
+            verifier_key: keys.verifier_key().to_string(),
+        })?);
+    }
+    if scan.bytes_discarded > 0 {
+        let (entries_discarded, bytes_discarded) = (scan.entries_discarded, scan.bytes_discarded);
+        drafts.push(Draft::untenanted(Body::Recovered { entries_discarded, bytes_discarded })?);
+    }
+    for (request, open) in scan.open.clone() {
+        drafts.push(crashed(request, &open)?);
+    }
+    if drafts.is_empty() {
+        drafts.push(Draft::untenanted(Body::Heartbeat)?);
+    }
+    Ok(drafts)
+}
+
+/// The sealed entry of a request whose end this log did not see. It admits what is not known.
+fn crashed(request: RequestId, open: &OpenRequest) -> Result<Draft, LogFault> {
+    let sealing = Sealing {
+        request,
+        opened_index: open.index,
+        opened_leaf: open.leaf,
+        reason: SealReason::Crash,
+        response: None,
+        chain: None,
+        chunks: 0,
+        steps: 0,
+        prompt_tokens: 0,
+        completion_tokens: 0,
+        pages: PageCounts::default(),
+        trace: None,
+        queued_us: 0,
+        prefill_us: 0,
+        decode_us: 0,
+        coverage: Coverage::default(),
+    };
+    Ok(Draft { uuid: *random()?, tenant: Some(open.tenant), body: Body::Sealed(sealing), trace: None })
+}
+
+/// First indices of the segments, in order.
+fn segments(store: &dyn Storage) -> Result<Vec<u64>, LogFault> {
+    let names = store.list(SEGMENTS).map_err(storage("list", SEGMENTS))?;
+    let mut segments: Vec<u64> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    segments.sort_unstable();
+    Ok(segments)
+}
+
+/// What the segments hold, gathered from the first entry to the last committed one.
+struct Scan {
+    committed: u64,
+    published: u64,
+    checkpoint: Option<Checkpoint>,
+    edge: Edge,
+    /// The edge and the incomplete bundle at the published size.
+    at_checkpoint: Option<(Edge, Vec<u8>)>,
+    bundle: Vec<u8>,
+    tenants: HashMap<TenantRef, TenantHead>,
+    index: Index,
+    sealed_requests: HashMap<u64, RequestId>,
+    requests: OpenRequests,
+    open: Vec<(RequestId, OpenRequest)>,
+    /// First entry of the segment that the last committed entry lies in.
+    last_segment: u64,
+    /// Segments that are longer than their committed entries, and the length of those.
+    uncommitted: Vec<(u64, u64)>,
+    entries_discarded: u64,
+    bytes_discarded: u64,
+}
+
+impl Scan {
+    fn new(store: &dyn Storage, keys: &Keys, committed: u64) -> Result<Self, OpenLogError> {
+        let checkpoint = match store.read(CHECKPOINT, CHECKPOINT_BYTES_MAX) {
+            Ok(note) => {
+                let opened = Checkpoint::open(&note, &keys.verifier_key());
+                Some(opened.map_err(|source| OpenLogError::Checkpoint { source })?)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(storage("read", CHECKPOINT)(error).into()),
+        };
+        let published = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.size);
+        if published > committed {
+            return Err(OpenLogError::RolledBack { published, committed });
+        }
+        let mut scan = Self {
+            committed,
+            published,
+            checkpoint,
+            edge: Edge::new(),
+            at_checkpoint: None,
+            bundle: Vec::new(),
+            tenants: HashMap::new(),
+            index: Index::default(),
+            sealed_requests: HashMap::new(),
+            requests: OpenRequests::default(),
+            open: Vec::new(),
+            last_segment: 0,
+            uncommitted: Vec::new(),
+            entries_discarded: 0,
+            bytes_discarded: 0,
+        };
+        scan.compare_checkpoint()?;
+        Ok(scan)
+    }
+
+    /// Reads one segment, up to where the committed entries end.
+    fn segment(&mut self, store: &dyn Storage, first: u64) -> Result<(), OpenLogError> {
+        let path = segment_path(first);
+        let bytes = store.read(&path, SEGMENT_BYTES_MAX).map_err(storage("read", &path))?;
+        let mut rest = bytes.as_slice();
+        if first < self.committed {
+            if first != self.edge.size() {
+                return Err(OpenLogError::Entry { index: self.edge.size() });
+            }
+            while self.edge.size() < self.committed && !rest.is_empty() {
+                let index = self.edge.size();
+                let (bytes, leaf) = next_frame(&mut rest).ok_or(OpenLogError::Entry { index })?;
+                let entry = Entry::decode(bytes).map_err(|source| OpenLogError::Decode { index, source })?;
+                self.entry(index, bytes, leaf, &entry)?;
+            }
+            self.last_segment = first;
+        }
+        if !rest.is_empty() {
+            self.uncommitted.push((first, (bytes.len() - rest.len()) as u64));
+            self.bytes_discarded += rest.len() as u64;
+            while next_frame(&mut rest).is_some() {
+                self.entries_discarded += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Cuts off what was never committed.
+    fn discard(&self, store: &dyn Storage) -> Result<(), LogFault> {
+        for (first, length) in &self.uncommitted {
+            let path = segment_path(*first);
+            let file = store.open(&path).map_err(storage("open", &path))?;
+            file.truncate(*length).map_err(storage("cut", &path))?;
+            file.sync().map_err(storage("sync", &path))?;
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, index: u64, bytes: &[u8], leaf: audit_tlog::Hash, entry: &Entry) -> Result<(), OpenLogError> {
+        self.edge.push(leaf);
+        encode_bundle(&mut self.bundle, bytes).map_err(|_| LogFault::EntryTooLong { length: bytes.len() })?;
+        if self.edge.size().is_multiple_of(TILE_WIDTH as u64) {
+            self.bundle.clear();
+        }
+        if let Some(link) = entry.head.tenant {
+            let head = TenantHead { next: link.number + 1, leaf: Digest(leaf.0) };
+            let previous = self.tenants.insert(link.tenant, head);
+            let wanted = previous.unwrap_or(TenantHead { next: 0, leaf: Digest([0; 32]) });
+            if (link.number, link.previous) != (wanted.next, wanted.leaf) {
+                return Err(OpenLogError::Entry { index });
+            }
+        }
+        if let Body::Sealed(sealed) = &entry.body {
+            self.sealed_requests.insert(index, sealed.request);
+        }
+        self.index.note(index, entry, None);
+        self.requests.note(index, leaf, entry);
+        if self.edge.size() == self.committed {
+            self.open = std::mem::take(&mut self.requests).into_sorted();
+        }
+        self.compare_checkpoint()
+    }
+
+    /// At the published size the tree must have the published root.
+    fn compare_checkpoint(&mut self) -> Result<(), OpenLogError> {
+        if self.edge.size() != self.published {
+            return Ok(());
+        }
+        match &self.checkpoint {
+            Some(checkpoint) if checkpoint.root != self.edge.root() => {
+                Err(OpenLogError::Forked { size: checkpoint.size })
+            }
+            _ => {
+                self.at_checkpoint = Some((self.edge.clone(), self.bundle.clone()));
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Finds the traces of a segment's entries again; cuts off those of entries that were never committed.
+fn traces(
+    store: &dyn Storage,
+    first: u64,
+    committed: u64,
+    index: &mut Index,
+    sealed: &HashMap<u64, RequestId>,
+) -> Result<(), OpenLogError> {
+    let path = traces_path(first);
+    let file = store.open(&path).map_err(storage("open", &path))?;
+    let mut offset = 0;
+    while let Some((entry, _, next)) = trace_at(&*file, offset) {
+        if entry >= committed {
+            break;
+        }
+        if let Some(request) = sealed.get(&entry) {
+            index.note_trace(*request, TracePlace { segment: first, offset });
+        }
+        offset = next;
+    }
+    if file.length().map_err(storage("measure", &path))? > offset {
+        file.truncate(offset).map_err(storage("cut", &path))?;
+        file.sync().map_err(storage("sync", &path))?;
+    }
+    Ok(())
+}
+
+/// Gives the publisher the committed entries that it has not seen. Their root was compared by now.
+fn publish_rest(
+    store: &dyn Storage,
+    segments: &[u64],
+    publisher: &mut Publisher,
+    committed: u64,
+) -> Result<(), OpenLogError> {
+    for (place, first) in segments.iter().enumerate() {
+        let end = segments.get(place + 1).copied().unwrap_or(committed).min(committed);
+        if end <= publisher.size() {
+            continue;
+        }
+        let path = segment_path(*first);
+        let bytes = store.read(&path, SEGMENT_BYTES_MAX).map_err(storage("read", &path))?;
+        let mut rest = bytes.as_slice();
+        for index in *first..end {
+            let (entry, _) = next_frame(&mut rest).ok_or(OpenLogError::Entry { index })?;
+            if index >= publisher.size() {
+                publisher.push(entry)?;
+            }
+        }
+    }
+    Ok(())
+}

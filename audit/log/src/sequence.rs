@@ -1,0 +1,162 @@
+//! The one place where entries get their numbers. Read [`Sequencer::commit`] from top to bottom: at each step a comment
+//! says what a crash there leaves behind. Recovery (`recover.rs`) ends in the same function.
+
+use crate::clock::Clock;
+use crate::fault::LogFault;
+use crate::keys::{Keys, random};
+use crate::segment::{SegmentWriter, TracePlace, encode_frame, next_frame};
+use crate::slot::Slot;
+use crate::storage::{Storage, StoredFile};
+use audit_provenance::{Body, Entry, Head, TenantLink, TenantRef};
+use audit_tlog::{Checkpoint, Edge, Hash, leaf_hash};
+use policies_domain::Digest;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Entries of one group commit. At this size a commit costs what its entries cost, no longer what its two syncs cost.
+pub(crate) const BATCH_MAX: usize = 4_096;
+
+/// An entry before it has a place.
+#[derive(Debug, Clone)]
+pub(crate) struct Draft {
+    pub(crate) uuid: [u8; 16],
+    pub(crate) tenant: Option<TenantRef>,
+    pub(crate) body: Body,
+    /// The bytes whose digest a sealed body holds.
+    pub(crate) trace: Option<Vec<u8>>,
+}
+
+impl Draft {
+    /// A draft with a fresh id that belongs to no tenant.
+    pub(crate) fn untenanted(body: Body) -> Result<Self, LogFault> {
+        Ok(Self { uuid: *random()?, tenant: None, body, trace: None })
+    }
+}
+
+/// An entry in its place.
+#[derive(Debug, Clone)]
+pub(crate) struct Placed {
+    pub(crate) index: u64,
+    pub(crate) leaf: Hash,
+    pub(crate) bytes: Arc<[u8]>,
+    pub(crate) trace: Option<TracePlace>,
+}
+
+/// A committed batch, on its way to be published.
+pub(crate) struct Commit {
+    pub(crate) entries: Vec<Placed>,
+    pub(crate) size: u64,
+    pub(crate) root: Hash,
+    pub(crate) note: String,
+    pub(crate) signed_us: u64,
+    pub(crate) traces: Arc<dyn StoredFile>,
+}
+
+/// A tenant's chain: the next number and the previous leaf.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TenantHead {
+    pub(crate) next: u64,
+    pub(crate) leaf: Digest,
+}
+
+/// Gives entries their places. There is one for a log.
+pub(crate) struct Sequencer {
+    pub(crate) storage: Arc<dyn Storage>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) keys: Arc<Keys>,
+    pub(crate) boot: [u8; 16],
+    pub(crate) started_us: u64,
+    pub(crate) segment: SegmentWriter,
+    pub(crate) slot: Slot,
+    pub(crate) edge: Edge,
+    pub(crate) tenants: HashMap<TenantRef, TenantHead>,
+    pub(crate) stopped: bool,
+}
+
+impl Sequencer {
+    /// Commits a batch of drafts, in order. They are durable, and numbered, when it returns.
+    ///
+    /// # Errors
+    /// [`LogFault`]. After one nothing is committed any more: memory and disk may differ, and only a restart, which
+    /// believes the disk, can tell.
+    pub(crate) fn commit(&mut self, drafts: Vec<Draft>) -> Result<Commit, LogFault> {
+        if self.stopped {
+            return Err(LogFault::Stopped);
+        }
+        let committed = self.try_commit(drafts);
+        self.stopped = committed.is_err();
+        committed
+    }
+
+    fn try_commit(&mut self, drafts: Vec<Draft>) -> Result<Commit, LogFault> {
+        if self.segment.is_full() {
+            // A crash here leaves an empty segment, which the next start continues.
+            self.segment = SegmentWriter::open(&*self.storage, self.edge.size())?;
+        }
+        let mut entries = Vec::with_capacity(drafts.len());
+        let mut frames = Vec::new();
+        for (index, draft) in (self.edge.size()..).zip(drafts) {
+            let placed = self.place(index, draft)?;
+            encode_frame(&mut frames, placed.leaf, &placed.bytes)?;
+            entries.push(placed);
+        }
+
+        // 1. The entries go to the segment. A crash here leaves frames beyond the committed size, whole or torn, which
+        // the next start discards: nobody was promised anything.
+        let read = self.segment.append(&frames)?;
+
+        // 2. The tree grows by hashes computed anew from what was read back, so that a bit that flipped in memory or on
+        // the way to the disk is found before it is signed.
+        let mut rest = read.as_slice();
+        for placed in &entries {
+            match next_frame(&mut rest) {
+                Some((_, leaf)) if leaf == placed.leaf => self.edge.push(leaf),
+                _ => return Err(LogFault::ReadBack { index: placed.index }),
+            };
+        }
+
+        // 3. Time must advance between two checkpoints. There is no waiting for a clock that is wrong.
+        let (now_us, last_us) = (self.clock.wall_us(), self.slot.current().map_or(0, |current| current.signed_us));
+        if now_us <= last_us {
+            return Err(LogFault::Clock { now_us, last_us });
+        }
+
+        // 4. Signed, and written over the older copy of the slot. This is the commit point: a crash before it leaves
+        // the previous state, a crash after it this one, and a torn write spares the other copy.
+        let (size, root) = (self.edge.size(), self.edge.root());
+        let checkpoint = Checkpoint { origin: self.keys.signer().name().to_owned(), size, root };
+        let note = checkpoint.sign(self.keys.signer()).map_err(LogFault::Sign)?;
+        self.slot.commit(size, root, now_us, note.clone())?;
+
+        // 5. and 6. belong to the caller: promises first, then tiles and checkpoint. A crash before they are done
+        // leaves committed entries unpublished, which the next start publishes.
+        Ok(Commit { entries, size, root, note, signed_us: now_us, traces: self.segment.traces() })
+    }
+
+    /// Encodes an entry with its tenant's next number.
+    fn place(&mut self, index: u64, draft: Draft) -> Result<Placed, LogFault> {
+        let tenant = draft.tenant.map(|tenant| {
+            let head = self.tenants.get(&tenant).copied().unwrap_or(TenantHead { next: 0, leaf: Digest([0; 32]) });
+            TenantLink { tenant, number: head.next, previous: head.leaf }
+        });
+        let head = Head {
+            uuid: draft.uuid,
+            blind: *random()?,
+            boot: self.boot,
+            wall_us: self.clock.wall_us(),
+            mono_us: self.clock.mono_us().saturating_sub(self.started_us),
+            tenant,
+        };
+        let bytes: Arc<[u8]> = Entry { head, body: draft.body }.encode().into();
+        let leaf = leaf_hash(&bytes);
+        if let Some(link) = tenant {
+            self.tenants.insert(link.tenant, TenantHead { next: link.number + 1, leaf: Digest(leaf.0) });
+        }
+        let trace = match draft.trace {
+            // Not synced here: it is evidence that may be dropped, and its digest is in the entry.
+            Some(trace) => self.segment.append_trace(index, &trace)?,
+            None => None,
+        };
+        Ok(Placed { index, leaf, bytes, trace })
+    }
+}

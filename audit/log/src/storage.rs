@@ -1,0 +1,240 @@
+//! Where the log's bytes lie: the few file operations that it is built on, so that tests can make each of them fail.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+/// A folder of files. Paths are relative, with `/`.
+pub trait Storage: Send + Sync + 'static {
+    /// Opens a file for reading and writing; makes it, empty, where there is none.
+    ///
+    /// # Errors
+    /// Of the system.
+    fn open(&self, path: &str) -> io::Result<Box<dyn StoredFile>>;
+
+    /// Reads a whole file.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidData` when it is longer than `bytes_max`; others of the system.
+    fn read(&self, path: &str, bytes_max: usize) -> io::Result<Vec<u8>>;
+
+    /// Writes a whole file, readable by its owner alone, and syncs its content.
+    ///
+    /// # Errors
+    /// Of the system; the file may be there in part.
+    fn write(&self, path: &str, bytes: &[u8]) -> io::Result<()>;
+
+    /// Gives a file another name, replacing what has it.
+    ///
+    /// # Errors
+    /// Of the system.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+
+    /// Syncs a folder: the names of the files in it.
+    ///
+    /// # Errors
+    /// Of the system.
+    fn sync_folder(&self, folder: &str) -> io::Result<()>;
+
+    /// Names of the files in a folder, in no order; none where there is no such folder.
+    ///
+    /// # Errors
+    /// Of the system.
+    fn list(&self, folder: &str) -> io::Result<Vec<String>>;
+
+    /// Removes a file or a folder with all that is in it; nothing happens where there is none.
+    ///
+    /// # Errors
+    /// Of the system.
+    fn remove(&self, path: &str) -> io::Result<()>;
+}
+
+/// An open file.
+pub trait StoredFile: Send + Sync {
+    /// Length in bytes.
+    ///
+    /// # Errors
+    /// Of the system.
+    fn length(&self) -> io::Result<u64>;
+
+    /// Reads `length` bytes at `offset`.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` when there are fewer.
+    fn read_at(&self, offset: u64, length: usize) -> io::Result<Vec<u8>>;
+
+    /// Writes at `offset`, which lies at most at the end.
+    ///
+    /// # Errors
+    /// Of the system; a part may be written.
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// Cuts the file.
+    ///
+    /// # Errors
+    /// Of the system.
+    fn truncate(&self, length: u64) -> io::Result<()>;
+
+    /// Returns when the content is on the device.
+    ///
+    /// # Errors
+    /// Of the system. What was written before may then be lost, even if it can be read.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// A folder on a file system, locked against a second writer as long as this lives.
+#[derive(Debug)]
+pub struct FolderStorage {
+    root: PathBuf,
+    _lock: File,
+}
+
+impl FolderStorage {
+    /// Makes the folder if needed and locks it.
+    ///
+    /// # Errors
+    /// `WouldBlock` when another writer has it open; others of the system.
+    pub fn open(root: &Path) -> io::Result<Self> {
+        make_folder(root)?;
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(root.join("lock"))?;
+        lock.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => io::Error::from(io::ErrorKind::WouldBlock),
+            TryLockError::Error(error) => error,
+        })?;
+        Ok(Self { root: root.to_owned(), _lock: lock })
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path)
+    }
+
+    fn made_parent(&self, path: &str) -> io::Result<PathBuf> {
+        let path = self.path(path);
+        if let Some(parent) = path.parent() {
+            make_folder(parent)?;
+        }
+        Ok(path)
+    }
+}
+
+/// Makes a folder and those above it; each new name is synced into the folder that holds it.
+fn make_folder(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if let Some(parent) = parent {
+        make_folder(parent)?;
+    }
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => File::open(parent.unwrap_or(Path::new(".")))?.sync_all(),
+    }
+}
+
+impl Storage for FolderStorage {
+    fn open(&self, path: &str) -> io::Result<Box<dyn StoredFile>> {
+        let path = self.made_parent(path)?;
+        let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o600).open(path)?;
+        Ok(Box::new(SystemFile(file)))
+    }
+
+    fn read(&self, path: &str, bytes_max: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        File::open(self.path(path))?.take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;
+        if bytes.len() > bytes_max { Err(io::ErrorKind::InvalidData.into()) } else { Ok(bytes) }
+    }
+
+    fn write(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
+        let path = self.made_parent(path)?;
+        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        std::fs::rename(self.path(from), self.path(to))
+    }
+
+    fn sync_folder(&self, folder: &str) -> io::Result<()> {
+        File::open(self.path(folder))?.sync_all()
+    }
+
+    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
+        let entries = match std::fs::read_dir(self.path(folder)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        let path = self.path(path);
+        let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+        match removed {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
+    }
+}
+
+struct SystemFile(File);
+
+impl StoredFile for SystemFile {
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn read_at(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        self.0.read_exact_at(&mut bytes, offset)?;
+        Ok(bytes)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(bytes, offset)
+    }
+
+    fn truncate(&self, length: u64) -> io::Result<()> {
+        self.0.set_len(length)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_writer_is_locked_out_until_the_first_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = FolderStorage::open(folder.path()).unwrap();
+        let second = FolderStorage::open(folder.path()).unwrap_err();
+        assert_eq!(second.kind(), io::ErrorKind::WouldBlock);
+        drop(first);
+        assert!(FolderStorage::open(folder.path()).is_ok());
+    }
+
+    #[test]
+    fn files_are_for_their_owner_alone_and_reads_are_bounded() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let storage = FolderStorage::open(&folder.path().join("new/log")).unwrap();
+        storage.write("keys/secret", b"12345").unwrap();
+        let path = folder.path().join("new/log/keys/secret");
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(path.parent().unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(storage.read("keys/secret", 5).unwrap(), b"12345");
+        assert_eq!(storage.read("keys/secret", 4).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(storage.read("keys/other", 4).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(storage.list("nowhere").unwrap(), Vec::<String>::new());
+        storage.remove("nowhere").unwrap();
+        let file = storage.open("keys/secret").unwrap();
+        assert_eq!(file.read_at(3, 3).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+}
