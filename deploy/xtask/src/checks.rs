@@ -38,16 +38,21 @@ pub(crate) fn test(root: &Path, filter: &[String]) -> Result<()> {
 }
 
 fn run_tests(root: &Path, phases: &mut Phases, filter: &[String]) -> Result<()> {
+    let chosen = filter.iter().any(|word| word == "-p" || word == "--package" || word.starts_with("--package="));
     phases.run("set-up", || {
         setup::nextest(root)?;
         setup::python_clients(root)?;
         setup::foreign_tools()
     })?;
+    if !chosen || filter.iter().any(|word| word.ends_with("e2e")) {
+        // The end-to-end tests start them.
+        phases.run("programs", || setup::programs(root))?;
+    }
     phases.run("model", || setup::model(root))?;
     if filter.is_empty() {
         phases.run("doctests", || execute(setup::cargo(root).args(["test", "--workspace", "--doc", "--locked"])))?;
     }
-    let report = target(root).join("nextest/default/junit.xml");
+    let report = setup::target(root).join("nextest/default/junit.xml");
     // An old report must not be taken for this run's.
     if report.exists() {
         std::fs::remove_file(&report).context("the last run's report cannot be removed")?;
@@ -55,7 +60,7 @@ fn run_tests(root: &Path, phases: &mut Phases, filter: &[String]) -> Result<()> 
     let result = phases.run("tests", || {
         let mut nextest = setup::cargo(root);
         nextest.args(["nextest", "run", "--locked"]);
-        if !filter.iter().any(|word| word == "-p" || word == "--package" || word.starts_with("--package=")) {
+        if !chosen {
             nextest.arg("--workspace");
         }
         execute(nextest.args(filter))
@@ -77,10 +82,6 @@ pub(crate) fn architecture(root: &Path) -> Result<()> {
         0 => Ok(()),
         number => bail!("{number} findings against the architecture"),
     }
-}
-
-fn target(root: &Path) -> std::path::PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder))
 }
 
 /// `N passed, N failed, N skipped` from the head of a JUnit report.

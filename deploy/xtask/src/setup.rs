@@ -160,7 +160,18 @@ pub(crate) fn model(root: &Path) -> Result<()> {
     if data_home().is_some_and(|folder| folder.join(MODEL_FILE).is_file()) {
         return Ok(());
     }
-    execute(cargo(root).args(["run", "--locked", "-p", "gateway-server", "--bin", "bulkhead", "--", "model", "fetch"]))
+    programs(root)?;
+    execute(Command::new(target(root).join("debug/bulkhead")).args(["model", "fetch"]))
+}
+
+/// Builds the programs as they are shipped, without the features that tests ask for.
+pub(crate) fn programs(root: &Path) -> Result<()> {
+    execute(cargo(root).args(["build", "--workspace", "--bins", "--locked"]))
+}
+
+/// Where cargo builds.
+pub(crate) fn target(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder))
 }
 
 fn data_home() -> Option<PathBuf> {

@@ -22,7 +22,7 @@ struct Proof {
 }
 
 /// Files that may read the environment; everything else is told what it needs.
-const ENVIRONMENT_READERS: &[&str] = &["gateway/server/src/environment.rs"];
+const ENVIRONMENT_READERS: &[&str] = &["gateway/server/src/cli/environment.rs"];
 
 /// Hosts of package registries and folders of one machine. In pieces, so that this file does not hold them.
 const MACHINE_WORDS: &[&str] = &[
