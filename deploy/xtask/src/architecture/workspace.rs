@@ -95,16 +95,32 @@ impl Workspace {
         Ok(Self { crates, files: read_files(&base)? })
     }
 
-    /// The Rust files of one crate that are not its tests.
+    /// The Rust files of one crate that are not its tests: neither in its `tests/` nor a `#[cfg(test)] mod name;`.
     pub(crate) fn code_of<'a>(&'a self, krate: &'a Crate) -> impl Iterator<Item = &'a File> {
         let prefix = format!("{}/", krate.folder);
-        self.files.iter().filter(move |file| {
+        let rust = move |file: &&File| {
             file.path.ends_with(".rs")
                 && file.path.strip_prefix(&prefix).is_some_and(|path| {
                     !["tests/", "benches/", "examples/"].iter().any(|folder| path.starts_with(folder))
                 })
-        })
+        };
+        let for_tests: Vec<String> = self.files.iter().filter(rust.clone()).flat_map(test_modules).collect();
+        self.files.iter().filter(rust).filter(move |file| !for_tests.contains(&file.path))
     }
+}
+
+/// Paths of the modules that a file declares for tests only.
+fn test_modules(file: &File) -> Vec<String> {
+    let folder = match file.path.rsplit_once('/') {
+        Some((folder, "lib.rs" | "main.rs")) => folder,
+        _ => file.path.trim_end_matches(".rs"),
+    };
+    let lines: Vec<&str> = file.text.lines().collect();
+    let declared = lines.windows(2).filter(|pair| pair.first() == Some(&"#[cfg(test)]")).filter_map(|pair| {
+        let name = pair.get(1)?.strip_suffix(';')?.rsplit_once("mod ")?.1;
+        Some(format!("{folder}/{name}.rs"))
+    });
+    declared.collect()
 }
 
 fn read_files(root: &Path) -> Result<Vec<File>> {
@@ -177,5 +193,26 @@ mod tests {
         };
         let krate = Crate { folder: "a/b".into(), ..Crate::default() };
         assert_eq!(workspace.code_of(&krate).map(|file| file.path.as_str()).collect::<Vec<_>>(), ["a/b/src/lib.rs"]);
+    }
+
+    #[test]
+    fn a_module_for_tests_only_is_not_code_and_its_neighbours_are() {
+        let file = |(path, text): (&str, &str)| File { path: path.into(), text: text.into() };
+        let workspace = Workspace {
+            files: [
+                ("a/src/lib.rs", "mod page;\n#[cfg(test)]\nmod fixture;\nmod other;\n"),
+                ("a/src/fixture.rs", ""),
+                ("a/src/other.rs", ""),
+                ("a/src/page.rs", "#[cfg(test)]\npub(crate) mod tests;\n"),
+                ("a/src/page/tests.rs", ""),
+                ("a/src/tests.rs", ""),
+            ]
+            .map(file)
+            .into(),
+            ..Workspace::default()
+        };
+        let krate = Crate { folder: "a".into(), ..Crate::default() };
+        let code: Vec<&str> = workspace.code_of(&krate).map(|file| file.path.as_str()).collect();
+        assert_eq!(code, ["a/src/lib.rs", "a/src/other.rs", "a/src/page.rs", "a/src/tests.rs"]);
     }
 }
