@@ -1,1 +1,24 @@
-//! 
+//! The gateway: HTTP in, OpenAI's API, one embedded engine, one audit log.
+//!
+//! [`serve`](../src/gateway_server/serve.rs.html) is the story of a request. This crate is the only one that knows
+//! Pingora (`exchange`), JSON (`generate`, `reply`) and all of auth, rules, engine and log; none of those know each
+//! other. What it refuses to do: send text that did not pass the provenance gate, or answer without a durable entry.
+#![forbid(unsafe_code)]
+
+mod config;
+mod exchange;
+mod framing;
+mod gateway;
+mod generate;
+mod host;
+mod json;
+mod metrics;
+mod reply;
+mod respond;
+mod routes;
+mod serve;
+
+pub use config::{Config, ConfigError, Limits, MetricsReaders, Mistake};
+pub use exchange::ConnectionLimits;
+pub use gateway::{Gateway, StartError};
+pub use metrics::StartMetricsError;

@@ -1,0 +1,435 @@
+//! The configuration: one TOML file, every mistake in it reported at once, no maybes left afterwards.
+
+use crate::exchange::ConnectionLimits;
+use engine_runtime::EngineConfig;
+use gateway_auth::{KeyHash, TenantKey};
+use policies_domain::{ModelName, TenantName};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use toml::{Table, Value};
+
+/// A configuration file has a few lines for each tenant; this is room for 4,096 of them.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// Everything that a gateway needs to know.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where to listen. Port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Folder of the key secret and of the audit log. Made when it is not there.
+    pub data_dir: PathBuf,
+    /// The model's GGUF file.
+    pub model: PathBuf,
+    /// The name that clients use; the file's own name for itself when `None`.
+    pub served_name: Option<ModelName>,
+    /// The rule file; the built-in rules when `None`.
+    pub rules: Option<PathBuf>,
+    /// The log's name in its checkpoints.
+    pub origin: String,
+    /// Whose keys are accepted.
+    pub tenants: Vec<TenantKey>,
+    /// Sizes of the engine.
+    pub engine: EngineConfig,
+    /// Bounds of the gateway.
+    pub limits: Limits,
+    /// Who may read `/metrics`, which shows the tenants' names and how much they use.
+    pub metrics: MetricsReaders,
+}
+
+/// Bounds of the gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The largest request body.
+    pub body_bytes_max: usize,
+    /// Connections at the same time.
+    pub connections_max: usize,
+    /// Prompts that are tokenized at the same time.
+    pub tokenizers_max: usize,
+    /// The longest silence on a stream; a comment breaks it.
+    pub comment_interval: Duration,
+    /// What one connection may take.
+    pub connection: ConnectionLimits,
+}
+
+/// Who may read `/metrics`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricsReaders {
+    /// Connections from this machine. A proxy on this machine must not forward the path.
+    Loopback,
+    /// Everybody who reaches the listener.
+    Everyone,
+    /// Nobody.
+    Nobody,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            // Half a million tokens of English: more than any context.
+            body_bytes_max: 2 << 20,
+            // Each takes a file descriptor, of which a process has 1,024 by default on many systems.
+            connections_max: 900,
+            // Tokenizing shares the cores with the engine.
+            tokenizers_max: 2,
+            // Below the 30 to 60 seconds after which intermediaries give up on silence.
+            comment_interval: Duration::from_secs(15),
+            connection: ConnectionLimits {
+                head_timeout: Duration::from_secs(10),
+                idle_timeout: Duration::from_secs(60),
+                body_timeout: Duration::from_secs(60),
+                write_timeout: Duration::from_secs(30),
+                // A stream of ten tokens a second is about 2,500 bytes a second.
+                send_bytes_per_second_min: 256,
+            },
+        }
+    }
+}
+
+/// A configuration could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("configuration `{}`: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// Larger than any configuration.
+    #[error("configuration `{}` is larger than 4 MiB", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Not TOML.
+    #[error("{0}")]
+    Syntax(#[from] toml::de::Error),
+    /// TOML, and wrong.
+    #[error("{}", list(mistakes))]
+    Mistakes {
+        /// All of them, in the order of the settings.
+        mistakes: Vec<Mistake>,
+    },
+}
+
+/// One thing that is wrong with a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// The setting, as in `limits.body_bytes_max`.
+    pub setting: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` {}", self.setting, self.problem)
+    }
+}
+
+fn list(mistakes: &[Mistake]) -> String {
+    let lines: Vec<_> = mistakes.iter().map(|mistake| format!("\n  {mistake}")).collect();
+    let things = if lines.len() == 1 { "setting is" } else { "settings are" };
+    format!("{} {things} wrong:{}", lines.len(), lines.concat())
+}
+
+impl Config {
+    /// The port that is listened on when the configuration does not say.
+    pub const PORT: u16 = 8080;
+    /// The log's name when the configuration does not say.
+    pub const ORIGIN: &'static str = "localhost/isolation";
+
+    /// A configuration with every default, for a program that fills in the rest.
+    #[must_use]
+    pub fn new(data_dir: impl Into<PathBuf>, model: impl Into<PathBuf>) -> Self {
+        Self {
+            listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), Self::PORT),
+            data_dir: data_dir.into(),
+            model: model.into(),
+            served_name: None,
+            rules: None,
+            origin: Self::ORIGIN.to_owned(),
+            tenants: Vec::new(),
+            engine: EngineConfig::default(),
+            limits: Limits::default(),
+            metrics: MetricsReaders::Loopback,
+        }
+    }
+
+    /// Reads a file. Relative paths in it count from the file's folder.
+    ///
+    /// # Errors
+    /// [`ConfigError`], with all mistakes at once.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+        if std::fs::metadata(path).map_err(failed)?.len() > FILE_BYTES_MAX {
+            return Err(ConfigError::TooLarge { path: path.to_owned() });
+        }
+        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let mut config = Self::parse(&text)?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        config.data_dir = folder.join(&config.data_dir);
+        config.model = folder.join(&config.model);
+        config.rules = config.rules.map(|rules| folder.join(rules));
+        Ok(config)
+    }
+
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`], with all mistakes at once.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        let mut mistakes = Vec::new();
+        let mut settings = Settings { path: String::new(), table: text.parse::<Table>()?, mistakes: &mut mistakes };
+        let data_dir = settings.required_path("data_dir");
+        let model = settings.required_path("model");
+        let mut config = Self::new(data_dir, model);
+        settings.set("listen", "an address such as \"127.0.0.1:8080\"", &mut config.listen, |value| {
+            value.as_str()?.parse().ok()
+        });
+        settings.set("served_name", "a name of letters, digits and `-_.:/`", &mut config.served_name, |value| {
+            ModelName::parse(value.as_str()?).ok().map(Some)
+        });
+        settings.set("rules", "a path", &mut config.rules, |value| non_empty(value).map(|path| Some(path.into())));
+        settings.set("origin", "a name without spaces and `+`", &mut config.origin, |value| {
+            let legal = |name: &&str| !name.contains(|c: char| c.is_whitespace() || c.is_control() || c == '+');
+            non_empty(value).filter(legal).map(str::to_owned)
+        });
+        settings.set("metrics", "\"loopback\", \"everyone\" or \"nobody\"", &mut config.metrics, |value| {
+            match value.as_str()? {
+                "loopback" => Some(MetricsReaders::Loopback),
+                "everyone" => Some(MetricsReaders::Everyone),
+                "nobody" => Some(MetricsReaders::Nobody),
+                _ => None,
+            }
+        });
+        settings.inside("engine", |engine| read_engine(engine, &mut config.engine));
+        settings.inside("limits", |limits| read_limits(limits, &mut config.limits));
+        config.tenants = read_tenants(&mut settings);
+        settings.finish();
+        if mistakes.is_empty() { Ok(config) } else { Err(ConfigError::Mistakes { mistakes }) }
+    }
+}
+
+fn read_engine(settings: &mut Settings<'_>, engine: &mut EngineConfig) {
+    settings.count("threads", 1..=1024, &mut engine.threads);
+    settings.count("pages", 1..=1 << 28, &mut engine.pages);
+    settings.count("sequences_max", 1..=4096, &mut engine.sequences_max);
+    settings.count("queue_max", 1..=1 << 20, &mut engine.queue_max);
+    settings.count("prefill_chunk_tokens", 1..=4096, &mut engine.prefill_chunk_tokens);
+}
+
+fn read_limits(settings: &mut Settings<'_>, limits: &mut Limits) {
+    settings.count("body_bytes_max", 1024..=1 << 30, &mut limits.body_bytes_max);
+    settings.count("connections_max", 1..=1 << 20, &mut limits.connections_max);
+    settings.count("tokenizers_max", 1..=1024, &mut limits.tokenizers_max);
+    settings.milliseconds("sse_comment_interval_ms", &mut limits.comment_interval);
+    settings.milliseconds("head_timeout_ms", &mut limits.connection.head_timeout);
+    settings.milliseconds("idle_timeout_ms", &mut limits.connection.idle_timeout);
+    settings.milliseconds("body_timeout_ms", &mut limits.connection.body_timeout);
+    settings.milliseconds("write_timeout_ms", &mut limits.connection.write_timeout);
+    let mut rate = usize::try_from(limits.connection.send_bytes_per_second_min).unwrap_or(usize::MAX);
+    settings.count("send_bytes_per_second_min", 1..=1 << 30, &mut rate);
+    limits.connection.send_bytes_per_second_min = rate as u64;
+}
+
+fn read_tenants(settings: &mut Settings<'_>) -> Vec<TenantKey> {
+    let tables = match settings.table.remove("tenants") {
+        None => Vec::new(),
+        Some(Value::Array(tables)) => tables,
+        Some(_) => {
+            settings.mistake("tenants", "must be a list of tables".to_owned());
+            return Vec::new();
+        }
+    };
+    let mut keys = Vec::new();
+    for (index, table) in tables.into_iter().enumerate() {
+        settings.inside_value(format!("tenants[{index}]"), table, |tenant| {
+            let wanted = "must be 1 to 63 of `a-z`, `0-9`, `-`";
+            let name = tenant.required("name", wanted, |value| TenantName::parse(value.as_str()?).ok());
+            let wanted = "must be the 64 hexadecimal digits that `bulkhead` prints for a key";
+            let hash = tenant.required("key_hash", wanted, |value| KeyHash::parse(value.as_str()?));
+            keys.extend(name.zip(hash).map(|(tenant, hash)| TenantKey { tenant, hash }));
+        });
+    }
+    keys
+}
+
+fn non_empty(value: &Value) -> Option<&str> {
+    value.as_str().filter(|text| !text.is_empty())
+}
+
+/// A table whose settings are taken one by one, and the mistakes found so far.
+struct Settings<'a> {
+    path: String,
+    table: Table,
+    mistakes: &'a mut Vec<Mistake>,
+}
+
+impl Settings<'_> {
+    fn mistake(&mut self, name: &str, problem: String) {
+        let setting = if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) };
+        self.mistakes.push(Mistake { setting, problem });
+    }
+
+    /// Takes a setting if it is there.
+    fn set<T>(&mut self, name: &str, wanted: &str, target: &mut T, read: impl Fn(&Value) -> Option<T>) {
+        let Some(value) = self.table.remove(name) else { return };
+        match read(&value) {
+            Some(value) => *target = value,
+            None => self.mistake(name, format!("must be {wanted}")),
+        }
+    }
+
+    fn count(&mut self, name: &str, range: std::ops::RangeInclusive<usize>, target: &mut usize) {
+        let wanted = format!("a whole number from {} to {}", range.start(), range.end());
+        self.set(name, &wanted, target, |value| {
+            usize::try_from(value.as_integer()?).ok().filter(|count| range.contains(count))
+        });
+    }
+
+    fn milliseconds(&mut self, name: &str, target: &mut Duration) {
+        const DAY_MS: u64 = 86_400_000;
+        self.set(name, "a number of milliseconds from 1 to 86400000", target, |value| {
+            let milliseconds = u64::try_from(value.as_integer()?).ok()?;
+            (1..=DAY_MS).contains(&milliseconds).then(|| Duration::from_millis(milliseconds))
+        });
+    }
+
+    fn required<T>(&mut self, name: &str, problem: &str, read: impl Fn(&Value) -> Option<T>) -> Option<T> {
+        let read = self.table.remove(name).map(|value| read(&value));
+        match read {
+            Some(Some(value)) => return Some(value),
+            Some(None) => self.mistake(name, problem.to_owned()),
+            None => self.mistake(name, "is missing".to_owned()),
+        }
+        None
+    }
+
+    fn required_path(&mut self, name: &str) -> PathBuf {
+        self.required(name, "must be a path", |value| non_empty(value).map(PathBuf::from)).unwrap_or_default()
+    }
+
+    fn inside(&mut self, name: &str, read: impl FnOnce(&mut Settings<'_>)) {
+        if let Some(value) = self.table.remove(name) {
+            self.inside_value(name.to_owned(), value, read);
+        }
+    }
+
+    fn inside_value(&mut self, path: String, value: Value, read: impl FnOnce(&mut Settings<'_>)) {
+        let Value::Table(table) = value else {
+            return self.mistake(&path, "must be a table".to_owned());
+        };
+        let mut settings = Settings { path, table, mistakes: self.mistakes };
+        read(&mut settings);
+        settings.finish();
+    }
+
+    /// What is left is not known here.
+    fn finish(mut self) {
+        let unknown: Vec<_> = self.table.keys().cloned().collect();
+        for name in unknown {
+            self.mistake(&name, "is not a setting".to_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HASH: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+
+    fn mistakes(text: &str) -> Vec<String> {
+        match Config::parse(text).unwrap_err() {
+            ConfigError::Mistakes { mistakes } => mistakes.iter().map(ToString::to_string).collect(),
+            other => vec![other.to_string()],
+        }
+    }
+
+    #[test]
+    fn a_full_configuration_is_read() {
+        let text = format!(
+            "listen = \"0.0.0.0:0\"\ndata_dir = \"data\"\nmodel = \"m.gguf\"\nserved_name = \"small\"\nrules = \"r.toml\"\n\
+             origin = \"example.org/log\"\nmetrics = \"nobody\"\n\
+             [engine]\nthreads = 2\npages = 64\nsequences_max = 4\nqueue_max = 8\nprefill_chunk_tokens = 32\n\
+             [limits]\nbody_bytes_max = 4096\nconnections_max = 7\ntokenizers_max = 1\nsse_comment_interval_ms = 20\n\
+             head_timeout_ms = 1\nidle_timeout_ms = 2\nbody_timeout_ms = 3\nwrite_timeout_ms = 4\nsend_bytes_per_second_min = 5\n\
+             [[tenants]]\nname = \"acme\"\nkey_hash = \"{HASH}\"\n[[tenants]]\nname = \"globex\"\nkey_hash = \"{HASH}\"\n"
+        );
+        let config = Config::parse(&text).unwrap();
+        assert_eq!(config.listen.to_string(), "0.0.0.0:0");
+        assert_eq!(config.served_name.unwrap().as_str(), "small");
+        assert_eq!(config.engine.pages, 64);
+        assert_eq!(config.limits.comment_interval, Duration::from_millis(20));
+        assert_eq!(config.limits.connection.send_bytes_per_second_min, 5);
+        assert_eq!(config.metrics, MetricsReaders::Nobody);
+        assert_eq!(config.tenants.len(), 2);
+    }
+
+    #[test]
+    fn what_is_not_said_has_a_default() {
+        let config = Config::parse("data_dir = \"d\"\nmodel = \"m\"").unwrap();
+        assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
+        assert_eq!(config.limits, Limits::default());
+        assert_eq!(config.metrics, MetricsReaders::Loopback);
+        assert!(config.tenants.is_empty());
+    }
+
+    #[test]
+    fn all_mistakes_are_reported_at_once() {
+        let text = "listen = 8080\ndata_dir = \"\"\nport = 1\nmetrics = \"all\"\norigin = \"two words\"\n\
+                    [engine]\nthreads = 0\npage = 1\n[limits]\nbody_bytes_max = -1\nwrite_timeout_ms = 1.5\n\
+                    [[tenants]]\nname = \"Acme\"\nkey_hash = \"12\"\nkey = \"bk_\"\n[[tenants]]\n";
+        assert_eq!(
+            mistakes(text),
+            [
+                "`data_dir` must be a path",
+                "`model` is missing",
+                "`listen` must be an address such as \"127.0.0.1:8080\"",
+                "`origin` must be a name without spaces and `+`",
+                "`metrics` must be \"loopback\", \"everyone\" or \"nobody\"",
+                "`engine.threads` must be a whole number from 1 to 1024",
+                "`engine.page` is not a setting",
+                "`limits.body_bytes_max` must be a whole number from 1024 to 1073741824",
+                "`limits.write_timeout_ms` must be a number of milliseconds from 1 to 86400000",
+                "`tenants[0].name` must be 1 to 63 of `a-z`, `0-9`, `-`",
+                "`tenants[0].key_hash` must be the 64 hexadecimal digits that `bulkhead` prints for a key",
+                "`tenants[0].key` is not a setting",
+                "`tenants[1].name` is missing",
+                "`tenants[1].key_hash` is missing",
+                "`port` is not a setting",
+            ]
+        );
+    }
+
+    #[test]
+    fn tables_of_another_type_are_named() {
+        assert_eq!(
+            mistakes("data_dir = \"d\"\nmodel = \"m\"\nengine = 1\nlimits = []\ntenants = {}"),
+            ["`engine` must be a table", "`limits` must be a table", "`tenants` must be a list of tables"]
+        );
+        assert_eq!(mistakes("data_dir = \"d\"\nmodel = \"m\"\ntenants = [1]"), ["`tenants[0]` must be a table"]);
+        assert!(mistakes("data_dir = ").first().unwrap().contains("TOML parse error"));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named() {
+        let error = Config::read(Path::new("/nonexistent/bulkhead.toml")).unwrap_err().to_string();
+        assert!(error.contains("/nonexistent/bulkhead.toml"), "{error}");
+    }
+
+    #[test]
+    fn paths_count_from_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("bulkhead.toml");
+        std::fs::write(&file, "data_dir = \"data\"\nmodel = \"/models/m.gguf\"\nrules = \"r.toml\"").unwrap();
+        let config = Config::read(&file).unwrap();
+        assert_eq!(config.data_dir, folder.path().join("data"));
+        assert_eq!(config.model, Path::new("/models/m.gguf"));
+        assert_eq!(config.rules.unwrap(), folder.path().join("r.toml"));
+    }
+}

@@ -1,0 +1,421 @@
+//! One HTTP request and its response. Pingora's HTTP layer is known in this file and nowhere else.
+//!
+//! What it adds to the library: strict framing, bounds on head, body, idle time and slow readers, `100 Continue`, and
+//! a watch for clients that leave. A client that closes its sending side counts as gone: HTTP cannot tell that from
+//! a client that closed everything, and work for nobody costs other tenants their turn.
+
+use crate::framing::{self, FramingError};
+use crate::respond;
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use pingora::apps::{HttpPersistentSettings, HttpServerApp, HttpServerOptions, ReusedHttpStream, ServerApp};
+use pingora::http::ResponseHeader;
+use pingora::protocols::Stream;
+use pingora::protocols::http::ServerSession;
+use pingora::protocols::http::v2::server::H2Options;
+use pingora::protocols::l4::stream::Stream as L4Stream;
+use policies_domain::{Credential, RequestId};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// Bytes of a refused body that are read and thrown away, so that the client can read the refusal.
+const LINGER_BYTES_MAX: usize = 16 << 20;
+/// How long that may take.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// What one connection may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// From the connection to the end of its first request head.
+    pub head_timeout: Duration,
+    /// From the end of a response to the end of the next request head on the same connection.
+    pub idle_timeout: Duration,
+    /// From the end of the head to the end of the body.
+    pub body_timeout: Duration,
+    /// How long a response may wait for its client, all waits together, before the send rate counts.
+    pub write_timeout: Duration,
+    /// The slowest client that is served to the end, in bytes a second over the whole response.
+    pub send_bytes_per_second_min: u64,
+}
+
+/// A response header: name and value.
+pub(crate) type Header = (&'static str, String);
+
+/// Whoever answers requests.
+pub(crate) trait Site: Send + Sync + 'static {
+    /// Answers one request whose head is well-formed. What it leaves unanswered is cut.
+    fn answer(self: &Arc<Self>, http: &mut Exchange) -> impl Future<Output = ()> + Send;
+}
+
+/// A whole response that holds nothing of a model: errors, lists, receipts.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) content_type: &'static str,
+    pub(crate) headers: Vec<Header>,
+    pub(crate) body: Bytes,
+    /// The rest of the request is not worth reading, or the server wants the connection back.
+    pub(crate) close: bool,
+}
+
+impl Answer {
+    pub(crate) fn new(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Self {
+        Self { status, content_type, headers: Vec::new(), body: body.into(), close: false }
+    }
+}
+
+/// The client left, or reads too slowly to be worth its pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the client left")]
+pub(crate) struct Gone;
+
+/// A request body could not be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BodyError {
+    #[error("the request body is larger than {bytes_max} bytes")]
+    TooLarge { bytes_max: usize },
+    #[error("bodies with a Content-Encoding are not read")]
+    Encoded,
+    #[error("the request body did not arrive in time")]
+    TimedOut,
+    #[error("the request body is not framed as its head says")]
+    Malformed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    Nothing,
+    Head,
+    Everything,
+    /// A write failed or was cut; nothing more may be written.
+    Broken,
+}
+
+/// A request whose head has been read and checked, and the response to it.
+pub(crate) struct Exchange {
+    session: ServerSession,
+    limits: ConnectionLimits,
+    accepted: Instant,
+    sent: Sent,
+    status: Option<u16>,
+    bytes_sent: u64,
+    waited: Duration,
+    record: Option<RequestId>,
+}
+
+impl Exchange {
+    pub(crate) fn method(&self) -> &str {
+        self.session.req_header().method.as_str()
+    }
+
+    /// Without the query.
+    pub(crate) fn path(&self) -> &str {
+        self.session.req_header().uri.path()
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.session.get_header(name).and_then(|value| value.to_str().ok())
+    }
+
+    /// The token of `Authorization: Bearer`.
+    pub(crate) fn credential(&self) -> Option<Credential> {
+        let (scheme, token) = self.header("authorization")?.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| Credential::new(token.trim_ascii().to_owned()))
+    }
+
+    /// Does the peer sit on this machine?
+    pub(crate) fn is_from_loopback(&self) -> bool {
+        let address = self.session.client_addr().and_then(|address| address.as_inet());
+        address.is_some_and(|address| address.ip().to_canonical().is_loopback())
+    }
+
+    /// When the head had been read.
+    pub(crate) fn accepted(&self) -> Instant {
+        self.accepted
+    }
+
+    /// The status that was sent.
+    pub(crate) fn status(&self) -> Option<u16> {
+        self.status
+    }
+
+    /// Reads the whole body, after saying `100 Continue` to a client that waits for it.
+    ///
+    /// # Errors
+    /// [`BodyError`]; whatever it is, the connection ends with the answer.
+    pub(crate) async fn body(&mut self, bytes_max: usize) -> Result<Bytes, BodyError> {
+        if self.session.get_header("content-encoding").is_some() {
+            return Err(BodyError::Encoded);
+        }
+        let announced = self.header("content-length").and_then(|length| length.parse::<usize>().ok());
+        if announced.is_some_and(|length| length > bytes_max) {
+            return Err(BodyError::TooLarge { bytes_max });
+        }
+        if self.header("expect").is_some_and(|expect| expect.eq_ignore_ascii_case("100-continue")) {
+            let said = timeout(self.limits.write_timeout, self.session.write_continue_response()).await;
+            said.map_err(|_| BodyError::TimedOut)?.map_err(|_| BodyError::Malformed)?;
+        }
+        let session = &mut self.session;
+        let collect = async move {
+            let mut body = BytesMut::new();
+            while let Some(part) = session.read_request_body().await.map_err(|_| BodyError::Malformed)? {
+                if body.len() + part.len() > bytes_max {
+                    return Err(BodyError::TooLarge { bytes_max });
+                }
+                body.extend_from_slice(&part);
+            }
+            Ok(body.freeze())
+        };
+        timeout(self.limits.body_timeout, collect).await.unwrap_or(Err(BodyError::TimedOut))
+    }
+
+    /// Returns when the client leaves, within a millisecond. Only after the whole body has been read. A client that
+    /// sends a second request before it has the answer to the first is treated as gone.
+    ///
+    /// # Cancel safety
+    /// Safe: at most one unwanted byte is read.
+    async fn gone(&mut self) {
+        let _ = self.session.read_body_or_idle(true).await;
+    }
+
+    /// Runs `work` and drops it as soon as the client leaves.
+    ///
+    /// # Errors
+    /// [`Gone`]. Work that is finished wins over a client that left at the same moment.
+    pub(crate) async fn while_connected<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Gone> {
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            () = self.gone() => Err(Gone),
+        }
+    }
+
+    /// The request is in the audit log: whatever is sent from now on says where.
+    pub(crate) fn on_record(&mut self, request: RequestId) {
+        self.record = Some(request);
+    }
+
+    /// Nothing of a response has left yet.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.sent == Sent::Nothing
+    }
+
+    /// Sends a whole response. Does nothing when one has begun already.
+    pub(crate) async fn answer(&mut self, answer: Answer) -> Result<(), Gone> {
+        if !self.is_unanswered() {
+            return Ok(());
+        }
+        if answer.close {
+            self.session.set_keepalive(None);
+        }
+        let mut headers = answer.headers;
+        headers.push(("content-type", answer.content_type.to_owned()));
+        self.whole(answer.status, headers, answer.body).await
+    }
+
+    /// Sends head and body.
+    pub(crate) async fn whole(&mut self, status: u16, mut headers: Vec<Header>, body: Bytes) -> Result<(), Gone> {
+        headers.push(("content-length", body.len().to_string()));
+        self.write_head(status, headers).await?;
+        self.write(body, true).await
+    }
+
+    /// Sends the head of a response whose body follows in pieces.
+    pub(crate) async fn begin(&mut self, status: u16, mut headers: Vec<Header>) -> Result<(), Gone> {
+        if !self.session.is_http2() {
+            headers.push(("transfer-encoding", "chunked".to_owned()));
+        }
+        self.write_head(status, headers).await
+    }
+
+    /// Sends one piece, at once. An empty piece sends nothing.
+    pub(crate) async fn piece(&mut self, bytes: Bytes) -> Result<(), Gone> {
+        self.write(bytes, false).await
+    }
+
+    /// Sends the last piece and ends the response.
+    pub(crate) async fn end(&mut self, bytes: Bytes) -> Result<(), Gone> {
+        self.write(bytes, true).await
+    }
+
+    async fn write_head(&mut self, status: u16, mut headers: Vec<Header>) -> Result<(), Gone> {
+        if let Some(request) = self.record {
+            headers.push(("x-isolation-id", request.to_string()));
+            headers.push(("x-isolation-mode", "enforce".to_owned()));
+            headers.push(("link", format!("</v1/isolation/receipts/{request}>; rel=\"isolation-receipt\"")));
+        }
+        let head = response_head(status, headers).ok_or(Gone)?;
+        self.status = Some(status);
+        self.timed(Sent::Head, 0, async |session| session.write_response_header(head).await.map_err(|_| Gone)).await
+    }
+
+    async fn write(&mut self, bytes: Bytes, end: bool) -> Result<(), Gone> {
+        let after = if end { Sent::Everything } else { Sent::Head };
+        let length = bytes.len() as u64;
+        self.timed(after, length, async |session| session.write_response_body(bytes, end).await.map_err(|_| Gone)).await
+    }
+
+    /// Runs one write within what the client has left of its patience. A write that was cut leaves the response
+    /// unusable, so it stays [`Sent::Broken`] unless it ends well.
+    async fn timed(
+        &mut self,
+        after: Sent,
+        length: u64,
+        write: impl AsyncFnOnce(&mut ServerSession) -> Result<(), Gone>,
+    ) -> Result<(), Gone> {
+        if self.sent == Sent::Broken {
+            return Err(Gone);
+        }
+        self.sent = Sent::Broken;
+        self.bytes_sent += length;
+        let earned = Duration::from_secs(self.bytes_sent / self.limits.send_bytes_per_second_min.max(1));
+        let patience = (self.limits.write_timeout + earned).saturating_sub(self.waited);
+        let begun = Instant::now();
+        timeout(patience, write(&mut self.session)).await.unwrap_or(Err(Gone))?;
+        self.waited += begun.elapsed();
+        self.sent = after;
+        Ok(())
+    }
+
+    /// Ends the exchange; the connection comes back when it can serve another request.
+    async fn finish(mut self) -> Option<ReusedHttpStream> {
+        if self.sent != Sent::Everything {
+            // Cut, so that the client cannot take it for a whole response.
+            self.session.shutdown().await;
+            return None;
+        }
+        if !self.session.is_http2() && !self.session.is_body_done() {
+            self.linger().await;
+            return None;
+        }
+        let mut settings = HttpPersistentSettings::for_session(&self.session);
+        settings.set_user_context(Box::new(Kept));
+        let stream = self.session.finish().await.ok().flatten()?;
+        Some(ReusedHttpStream::from_reusable_stream(stream, settings))
+    }
+
+    /// Closing while the client still sends would reset the connection and could destroy the answer on its way.
+    async fn linger(&mut self) {
+        self.session.shutdown().await;
+        let session = &mut self.session;
+        let discard = async move {
+            let mut left = LINGER_BYTES_MAX;
+            while let Ok(Some(part)) = session.read_request_body().await {
+                match left.checked_sub(part.len()) {
+                    Some(rest) => left = rest,
+                    None => break,
+                }
+            }
+        };
+        let _ = timeout(LINGER, discard).await;
+    }
+}
+
+fn response_head(status: u16, headers: Vec<Header>) -> Option<Box<ResponseHeader>> {
+    let mut head = ResponseHeader::build(status, Some(8)).ok()?;
+    for (name, value) in headers {
+        head.append_header(name, value).ok()?;
+    }
+    Some(Box::new(head))
+}
+
+/// Marks a connection that has served a request before.
+struct Kept;
+
+struct App<S> {
+    site: Arc<S>,
+    limits: ConnectionLimits,
+    options: HttpServerOptions,
+}
+
+impl<S: Site> App<S> {
+    async fn read_head(&self, session: &mut ServerSession) -> Result<bool, FramingError> {
+        match session.read_request().await {
+            Ok(true) if session.is_http2() => {
+                let credentials = session.req_header().headers.get_all("authorization").iter().count();
+                if credentials > 1 { Err(FramingError::TwoCredentials) } else { Ok(true) }
+            }
+            Ok(true) => framing::check_head(&session.to_h1_raw()).map(|()| true),
+            Ok(false) => Ok(false),
+            // The error's text can hold the raw head, credentials included: only its kind is looked at.
+            Err(error) if *error.etype() == pingora::ErrorType::InvalidHTTPHeader => Err(FramingError::Malformed),
+            Err(_) => Ok(false),
+        }
+    }
+}
+
+#[async_trait]
+impl<S: Site> HttpServerApp for App<S> {
+    async fn process_new_http(
+        self: &Arc<Self>,
+        mut session: ServerSession,
+        shutdown: &watch::Receiver<bool>,
+    ) -> Option<ReusedHttpStream> {
+        let kept = session.take_connection_user_context().is_some();
+        let patience = if kept { self.limits.idle_timeout } else { self.limits.head_timeout };
+        session.set_keepalive(Some(patience.as_secs().max(1)));
+        let mut drain = shutdown.clone();
+        let head = tokio::select! {
+            biased;
+            head = timeout(patience, self.read_head(&mut session)) => head.unwrap_or(Ok(false)),
+            () = turned_on(&mut drain) => return None,
+        };
+        if head == Ok(false) {
+            return None;
+        }
+        session.set_read_timeout(Some(self.limits.body_timeout));
+        session.set_total_drain_timeout(Some(LINGER));
+        let mut http = Exchange {
+            session,
+            limits: self.limits,
+            accepted: Instant::now(),
+            sent: Sent::Nothing,
+            status: None,
+            bytes_sent: 0,
+            waited: Duration::ZERO,
+            record: None,
+        };
+        if let Err(error) = head {
+            let _ = http.answer(respond::refusal(&error.into()).into_answer()).await;
+            // The body's length is not known: there is nothing to wait for.
+            http.session.shutdown().await;
+            return None;
+        }
+        let may_stay = !*shutdown.borrow() && http.session.req_header().version != http::Version::HTTP_10;
+        http.session.set_keepalive(may_stay.then(|| self.limits.idle_timeout.as_secs().max(1)));
+        self.site.answer(&mut http).await;
+        http.finish().await
+    }
+
+    fn server_options(&self) -> Option<&HttpServerOptions> {
+        Some(&self.options)
+    }
+
+    fn h2_options(&self) -> Option<H2Options> {
+        None
+    }
+}
+
+/// Returns when the watched value is true, or can never become so.
+pub(crate) async fn turned_on(watched: &mut watch::Receiver<bool>) {
+    let _ = watched.wait_for(|on| *on).await;
+}
+
+/// Serves one connection to its end. `shutdown` turning true ends it after the response in progress.
+pub(crate) async fn converse<S: Site>(
+    socket: TcpStream,
+    site: Arc<S>,
+    limits: ConnectionLimits,
+    shutdown: watch::Receiver<bool>,
+) {
+    let _ = socket.set_nodelay(true);
+    let stream: Stream = Box::new(L4Stream::from(socket));
+    let mut options = HttpServerOptions::default();
+    options.h2_idle_timeout = Some(limits.idle_timeout);
+    let app = Arc::new(App { site, limits, options });
+    app.process_new(stream, &shutdown).await;
+}

@@ -1,0 +1,240 @@
+//! A running gateway: what its requests share, its start and its end.
+
+use crate::config::{Config, Limits, MetricsReaders};
+use crate::host::Host;
+use crate::metrics::{Metrics, StartMetricsError};
+use crate::respond::RequestError;
+use audit_log::{AuditConfig, AuditLog, OpenLogError};
+use engine_runtime::Engine;
+use gateway_auth::{BuildKeyRingError, KeyRing, KeySecret, OpenSecretError};
+use policies_authz::{Authz, ReadRulesError};
+use policies_domain::{Digest, ModelName, ParseNameError, RequestId};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+/// A rule file is read whole; 1,024 rules of ordinary length take a tenth of this.
+const RULES_BYTES_MAX: u64 = 4 << 20;
+
+/// What all requests share. Made once, never changed.
+pub(crate) struct Services {
+    pub(crate) keys: KeyRing,
+    pub(crate) authz: Authz,
+    pub(crate) engine: Engine,
+    pub(crate) audit: AuditLog,
+    pub(crate) metrics: Metrics,
+    pub(crate) metrics_readers: MetricsReaders,
+    pub(crate) limits: Limits,
+    pub(crate) model: ModelName,
+    pub(crate) model_digest: Digest,
+    /// Unix seconds.
+    pub(crate) started: u64,
+    /// One turn for each prompt that may be tokenized at the same time.
+    pub(crate) tokenizers: Arc<Semaphore>,
+    draining: AtomicBool,
+}
+
+impl Services {
+    /// The served model, if that is what it is called.
+    pub(crate) fn find_model(&self, name: &str) -> Result<&ModelName, RequestError> {
+        if name == self.model.as_str() { Ok(&self.model) } else { Err(RequestError::UnknownModel) }
+    }
+
+    /// A new request's identity: minted here, whatever the client sent.
+    pub(crate) fn mint_request(&self) -> RequestId {
+        RequestId::from_bytes(uuid::Uuid::now_v7().into_bytes())
+    }
+
+    /// The seed of a request that gives none.
+    pub(crate) fn random(&self) -> Result<u64, RequestError> {
+        getrandom::u64().map_err(|_| RequestError::Entropy)
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
+    }
+}
+
+/// Why a gateway did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The data folder cannot be made or written.
+    #[error("data folder `{}` is not usable: {source}", path.display())]
+    DataDir {
+        /// The folder.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The address is taken, or not one of this machine's.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// As configured.
+        address: SocketAddr,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The key secret.
+    #[error(transparent)]
+    Secret(#[from] OpenSecretError),
+    /// The tenants' keys.
+    #[error(transparent)]
+    Keys(#[from] BuildKeyRingError),
+    /// The rule file could not be read.
+    #[error("rule file `{}`: {source}", path.display())]
+    ReadRules {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The rules are wrong.
+    #[error("the rules cannot be used: {0}")]
+    Rules(#[from] ReadRulesError),
+    /// The audit log.
+    #[error("the audit log did not open: {0}")]
+    Log(#[from] OpenLogError),
+    /// The model's own name for itself is no name.
+    #[error("the model's name cannot be served, set `served_name`: {0}")]
+    ModelName(ParseNameError),
+    /// The metrics.
+    #[error(transparent)]
+    Metrics(#[from] StartMetricsError),
+    /// A start-up task was cut short.
+    #[error("the gateway's start was interrupted")]
+    Interrupted,
+}
+
+/// A gateway that answers. Dropping it stops accepting; [`Gateway::drain`] ends it well.
+pub struct Gateway {
+    host: Host,
+    services: Arc<Services>,
+}
+
+impl Gateway {
+    /// File of the installation's key secret, in the data folder.
+    pub const KEY_SECRET_FILE: &'static str = "key-secret";
+    /// The audit log's folder, in the data folder.
+    pub const LOG_FOLDER: &'static str = "log";
+
+    /// Where the audit log of a data folder lies.
+    #[must_use]
+    pub fn log_dir(data_dir: &Path) -> PathBuf {
+        data_dir.join(Self::LOG_FOLDER)
+    }
+
+    /// Opens (at first: makes) the secret with which this data folder's keys are hashed.
+    ///
+    /// # Errors
+    /// [`StartError::DataDir`] and [`StartError::Secret`].
+    pub fn key_secret(data_dir: &Path) -> Result<KeySecret, StartError> {
+        make_data_dir(data_dir)?;
+        Ok(KeySecret::open_or_create(&data_dir.join(Self::KEY_SECRET_FILE))?)
+    }
+
+    /// Starts to answer. Must be called within a tokio runtime with its timer and I/O enabled.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left running then.
+    pub async fn start(config: Config, engine: Engine) -> Result<Self, StartError> {
+        // The address first: a second gateway on the same port must not touch the first one's log.
+        let address = config.listen;
+        let listener = TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })?;
+        let opening = tokio::task::spawn_blocking(move || open(config, engine));
+        let (services, limits) = opening.await.map_err(|_| StartError::Interrupted)??;
+        let services = Arc::new(services);
+        let host = Host::start(listener, services.clone(), limits.connection, limits.connections_max)
+            .map_err(|source| StartError::Listen { address, source })?;
+        let (address, model) = (host.address(), services.model.as_str());
+        tracing::info!(%address, model, rules = %services.authz.digest(), "gateway started");
+        Ok(Self { host, services })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.host.address()
+    }
+
+    /// The name under which the model is served.
+    #[must_use]
+    pub fn model(&self) -> &ModelName {
+        &self.services.model
+    }
+
+    /// Makes `/readyz` say no while everything else goes on: for a balancer that needs time to notice.
+    pub fn announce_drain(&self) {
+        self.services.draining.store(true, Ordering::SeqCst);
+    }
+
+    /// Ends: not ready, no new connections, responses in progress may finish until `limit`, the rest is cut (and
+    /// sealed as aborted), then the audit log is committed and closed. True when nothing had to be cut.
+    ///
+    /// # Cancel safety
+    /// A dropped future cuts everything at once; the audit log then recovers at its next start.
+    pub async fn drain(self, limit: Duration) -> bool {
+        self.announce_drain();
+        let all_ended = self.host.drain(limit).await;
+        let audit = self.services.audit.clone();
+        let closed = tokio::task::spawn_blocking(move || audit.shutdown()).await.is_ok();
+        tracing::info!(all_ended, "gateway stopped");
+        all_ended && closed
+    }
+}
+
+impl std::fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Gateway({}, {})", self.address(), self.services.model)
+    }
+}
+
+fn make_data_dir(path: &Path) -> Result<(), StartError> {
+    std::fs::create_dir_all(path).map_err(|source| StartError::DataDir { path: path.to_owned(), source })
+}
+
+/// Opens everything that lies in files. Blocks.
+fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError> {
+    let secret = Gateway::key_secret(&config.data_dir)?;
+    let keys = KeyRing::new(secret, &config.tenants)?;
+    let authz = match &config.rules {
+        None => Authz::read(Authz::DEFAULT_RULES)?,
+        Some(path) => Authz::read(&read_rules(path)?)?,
+    };
+    let model = match config.served_name {
+        Some(name) => name,
+        None => ModelName::parse(engine.model().name()).map_err(StartError::ModelName)?,
+    };
+    let audit = AuditLog::open(AuditConfig::new(Gateway::log_dir(&config.data_dir), config.origin))?;
+    let metrics = Metrics::start(&engine, &audit, &keys.principals())?;
+    if config.metrics == MetricsReaders::Everyone {
+        tracing::warn!("everyone who reaches the listener may read the tenants' names and usage under /metrics");
+    }
+    let services = Services {
+        keys,
+        authz,
+        model,
+        model_digest: Digest(engine.model().digest()),
+        engine,
+        audit,
+        metrics,
+        metrics_readers: config.metrics,
+        limits: config.limits,
+        started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        tokenizers: Arc::new(Semaphore::new(config.limits.tokenizers_max)),
+        draining: AtomicBool::new(false),
+    };
+    Ok((services, config.limits))
+}
+
+fn read_rules(path: &Path) -> Result<String, StartError> {
+    let failed = |source| StartError::ReadRules { path: path.to_owned(), source };
+    if std::fs::metadata(path).map_err(failed)?.len() > RULES_BYTES_MAX {
+        return Err(failed(io::ErrorKind::FileTooLarge.into()));
+    }
+    std::fs::read_to_string(path).map_err(failed)
+}

@@ -1,0 +1,104 @@
+//! The listener: accepts connections on our own runtime, bounds their number, and drains them.
+
+use crate::exchange::{ConnectionLimits, Site, converse, turned_on};
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+
+/// Pause after a failed accept: out of file descriptors, the next one would fail at once as well.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+const TOO_MANY_CONNECTIONS: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n\
+content-type: application/json\r\ncontent-length: 112\r\n\r\n\
+{\"error\":{\"message\":\"too many connections\",\"type\":\"overloaded_error\",\"param\":null,\"code\":\"too_many_connections\"}}\n";
+
+/// A running listener.
+pub(crate) struct Host {
+    address: SocketAddr,
+    shutdown: watch::Sender<bool>,
+    accepting: JoinHandle<JoinSet<()>>,
+}
+
+impl Host {
+    /// Starts to accept. At most `connections_max` are served at a time; the next one is told so and closed.
+    pub(crate) fn start<S: Site>(
+        listener: TcpListener,
+        site: Arc<S>,
+        limits: ConnectionLimits,
+        connections_max: usize,
+    ) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        let (shutdown, watched) = watch::channel(false);
+        let accepting = tokio::spawn(accept(listener, site, limits, connections_max, watched));
+        Ok(Self { address, shutdown, accepting })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops accepting at once, lets responses in progress end, and cuts what is left after `limit`.
+    /// True when nothing had to be cut.
+    pub(crate) async fn drain(self, limit: Duration) -> bool {
+        // Idle connections and the accept loop see it; a receiver is always there.
+        let _ = self.shutdown.send(true);
+        let Ok(mut connections) = self.accepting.await else { return false };
+        let all_ended = async { while connections.join_next().await.is_some() {} };
+        let in_time = timeout(limit, all_ended).await.is_ok();
+        connections.shutdown().await;
+        in_time
+    }
+}
+
+async fn accept<S: Site>(
+    listener: TcpListener,
+    site: Arc<S>,
+    limits: ConnectionLimits,
+    connections_max: usize,
+    shutdown: watch::Receiver<bool>,
+) -> JoinSet<()> {
+    let mut connections = JoinSet::new();
+    let mut stop = shutdown.clone();
+    loop {
+        tokio::select! {
+            biased;
+            () = turned_on(&mut stop) => return connections,
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((socket, _)) if connections.len() < connections_max => {
+                    connections.spawn(converse(socket, site.clone(), limits, shutdown.clone()));
+                }
+                Ok((socket, _)) => refuse(socket),
+                Err(error) => {
+                    tracing::warn!(kind = %error.kind(), "accepting a connection failed");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+}
+
+/// Says why, without waiting: the send buffer of a new connection is empty.
+fn refuse(socket: TcpStream) {
+    if let Ok(mut socket) = socket.into_std() {
+        let _ = socket.write(TOO_MANY_CONNECTIONS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TOO_MANY_CONNECTIONS;
+
+    #[test]
+    fn the_fixed_refusal_says_its_true_length() {
+        let text = std::str::from_utf8(TOO_MANY_CONNECTIONS).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("content-length: {}", body.len())), "{}", body.len());
+        assert!(serde_json::from_str::<serde_json::Value>(body).is_ok());
+    }
+}

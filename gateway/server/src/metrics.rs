@@ -1,0 +1,186 @@
+//! Numbers for operators: OpenTelemetry's API, read as Prometheus text on demand. Nothing runs between two readings.
+//!
+//! Label values come from bounded sets: routes and status classes from this code, tenants from the configuration.
+
+use audit_log::AuditLog;
+use engine_runtime::{Engine, Usage};
+use opentelemetry::KeyValue;
+use opentelemetry::metrics::{Counter, Histogram, Meter, MeterProvider as _};
+use opentelemetry_sdk::metrics::SdkMeterProvider;
+use policies_domain::{Principal, TenantName};
+use prometheus::{Encoder, Registry, TextEncoder};
+use std::time::{Duration, Instant};
+
+/// From one kernel of a fast machine to a long prompt on a slow one, in seconds.
+const SECONDS: [f64; 16] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+/// The instruments could not be set up.
+#[derive(Debug, thiserror::Error)]
+#[error("the metrics could not be set up: {0}")]
+pub struct StartMetricsError(#[from] opentelemetry_sdk::error::OTelSdkError);
+
+pub(crate) struct Metrics {
+    registry: Registry,
+    /// Keeps the instruments that are read on demand.
+    _provider: SdkMeterProvider,
+    requests: Counter<u64>,
+    request_seconds: Histogram<f64>,
+    ttft_seconds: Histogram<f64>,
+    itl_seconds: Histogram<f64>,
+    prompt_tokens: Counter<u64>,
+    completion_tokens: Counter<u64>,
+    incidents: Counter<u64>,
+}
+
+impl Metrics {
+    pub(crate) fn start(
+        engine: &Engine,
+        audit: &AuditLog,
+        principals: &[Principal],
+    ) -> Result<Self, StartMetricsError> {
+        let registry = Registry::new();
+        let exporter = opentelemetry_prometheus::exporter()
+            .with_registry(registry.clone())
+            .without_target_info()
+            .scope_info_enabled(false)
+            .without_units()
+            .build()?;
+        let provider = SdkMeterProvider::builder().with_reader(exporter).build();
+        let meter = provider.meter("bulkhead");
+        observe_engine(&meter, engine);
+        observe_audit(&meter, audit);
+        let seconds = |name: &'static str| meter.f64_histogram(name).with_boundaries(SECONDS.to_vec()).build();
+        let metrics = Self {
+            requests: meter
+                .u64_counter("gateway_requests")
+                .with_description("Requests by route and status class")
+                .build(),
+            request_seconds: seconds("gateway_request_seconds"),
+            ttft_seconds: seconds("gateway_ttft_seconds"),
+            itl_seconds: seconds("gateway_itl_seconds"),
+            prompt_tokens: meter.u64_counter("gateway_prompt_tokens").build(),
+            completion_tokens: meter.u64_counter("gateway_completion_tokens").build(),
+            incidents: meter
+                .u64_counter("gateway_incidents")
+                .with_description("Responses that an isolation fault stopped")
+                .build(),
+            registry,
+            _provider: provider,
+        };
+        // Shown from the start: a counter that appears with its first incident cannot be watched for one.
+        metrics.incidents.add(0, &[]);
+        for principal in principals {
+            metrics.tokens(principal.name(), Usage::default());
+        }
+        Ok(metrics)
+    }
+
+    /// All numbers as Prometheus text.
+    pub(crate) fn text(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        // A family that cannot be written is left out; writing to memory does not fail.
+        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
+        text
+    }
+
+    pub(crate) fn request(&self, route: &'static str, status: u16, took: Duration) {
+        let class = match status {
+            200..=299 => "2xx",
+            400..=498 => "4xx",
+            499 => "gone",
+            500..=599 => "5xx",
+            _ => "other",
+        };
+        let labels = [KeyValue::new("route", route), KeyValue::new("status", class)];
+        self.requests.add(1, &labels);
+        self.request_seconds.record(took.as_secs_f64(), &labels);
+    }
+
+    pub(crate) fn incident(&self) {
+        self.incidents.add(1, &[]);
+    }
+
+    fn tokens(&self, tenant: &TenantName, usage: Usage) {
+        let labels = [KeyValue::new("tenant", tenant.as_str().to_owned())];
+        self.prompt_tokens.add(usage.prompt_tokens as u64, &labels);
+        self.completion_tokens.add(usage.completion_tokens as u64, &labels);
+    }
+}
+
+fn observe_engine(meter: &Meter, engine: &Engine) {
+    let gauge = |name: &'static str, read: fn(&engine_runtime::EngineStats) -> usize| {
+        let engine = engine.clone();
+        meter
+            .u64_observable_gauge(name)
+            .with_callback(move |observer| observer.observe(read(&engine.stats()) as u64, &[]))
+            .build();
+    };
+    gauge("engine_sequences_running", |stats| stats.sequences_running);
+    gauge("engine_sequences_waiting", |stats| stats.sequences_waiting);
+    gauge("kv_pages_total", |stats| stats.pages.total);
+    gauge("kv_pages_free", |stats| stats.pages.free);
+    gauge("kv_pages_filling", |stats| stats.pages.filling);
+    gauge("kv_pages_sealed", |stats| stats.pages.sealed);
+    gauge("kv_pages_returned", |stats| stats.pages.returned);
+    gauge("kv_pages_quarantined", |stats| stats.pages.quarantined);
+    let counter = |name: &'static str, read: fn(&engine_runtime::EngineStats) -> u64| {
+        let engine = engine.clone();
+        meter
+            .u64_observable_counter(name)
+            .with_callback(move |observer| observer.observe(read(&engine.stats()), &[]))
+            .build();
+    };
+    counter("engine_tokens_prefilled", |stats| stats.tokens_prefilled_total);
+    counter("engine_tokens_decoded", |stats| stats.tokens_decoded_total);
+}
+
+fn observe_audit(meter: &Meter, audit: &AuditLog) {
+    let gauge = |name: &'static str, read: fn(&audit_log::LogHealth) -> u64| {
+        let audit = audit.clone();
+        meter
+            .u64_observable_gauge(name)
+            .with_callback(move |observer| observer.observe(read(&audit.health()), &[]))
+            .build();
+    };
+    gauge("audit_tree_size", |health| health.size);
+    gauge("audit_tree_size_published", |health| health.published);
+    gauge("audit_entries_queued", |health| health.queued as u64);
+    gauge("audit_failed", |health| u64::from(health.failed.is_some()));
+}
+
+/// Times one generating request. What it did not finish is counted when it is dropped, so that aborted work is billed.
+pub(crate) struct Stopwatch<'a> {
+    metrics: &'a Metrics,
+    tenant: TenantName,
+    accepted: Instant,
+    last_token: Option<Instant>,
+    usage: Usage,
+}
+
+impl<'a> Stopwatch<'a> {
+    pub(crate) fn start(metrics: &'a Metrics, tenant: &TenantName, accepted: Instant) -> Self {
+        Self { metrics, tenant: tenant.clone(), accepted, last_token: None, usage: Usage::default() }
+    }
+
+    /// A step has been sent.
+    pub(crate) fn step(&mut self, tokens: u32, usage: Usage) {
+        self.usage = usage;
+        if tokens == 0 {
+            return;
+        }
+        let now = Instant::now();
+        let labels = [KeyValue::new("tenant", self.tenant.as_str().to_owned())];
+        match self.last_token.replace(now) {
+            // From the end of the request's head to the first token out.
+            None => self.metrics.ttft_seconds.record((now - self.accepted).as_secs_f64(), &labels),
+            Some(last) => self.metrics.itl_seconds.record((now - last).as_secs_f64(), &labels),
+        }
+    }
+}
+
+impl Drop for Stopwatch<'_> {
+    fn drop(&mut self) {
+        self.metrics.tokens(&self.tenant, self.usage);
+    }
+}

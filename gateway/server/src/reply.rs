@@ -1,0 +1,327 @@
+//! The response to a generating request: OpenAI's JSON, whole or as server-sent events.
+//!
+//! [`Reply::send`] takes nothing but [`Released`]: there is no way from the engine to the socket around the gate.
+//! The head of a stream goes out with the first released text, so that a refusal before it is an ordinary error
+//! response; only a keep-alive comment, due when a prefill takes long, can send it earlier.
+
+use crate::exchange::{Exchange, Gone};
+use crate::generate::{Api, Generate};
+use crate::respond::{Refusal, RequestError};
+use audit_log::{OpenEntry, Released, Sealed};
+use bytes::Bytes;
+use engine_runtime::{Steps, Usage};
+use policies_domain::{FinishReason, ModelName, Permit, RequestId, Step};
+use serde::Serialize;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::time::{Instant, sleep_until};
+
+/// What a reply looks like.
+#[derive(Debug)]
+pub(crate) struct Format {
+    pub(crate) stream: bool,
+    api: Api,
+    request: RequestId,
+    model: ModelName,
+    include_usage: bool,
+    /// The longest silence on a stream.
+    comment_interval: Duration,
+}
+
+impl Format {
+    pub(crate) fn of(generate: &Generate, api: Api, permit: &Permit, comment_interval: Duration) -> Self {
+        let Generate { stream, include_usage, .. } = *generate;
+        Self { stream, api, request: permit.request(), model: permit.model().clone(), include_usage, comment_interval }
+    }
+}
+
+/// A response in the making.
+pub(crate) struct Reply<'a> {
+    http: &'a mut Exchange,
+    format: Format,
+    id: String,
+    created: u64,
+    /// Whole responses: all text so far. Streams: the last piece, for the usage chunk.
+    held: Option<Released>,
+    /// A piece of text or the finish has been sent.
+    begun: bool,
+    quiet_since: Instant,
+}
+
+impl<'a> Reply<'a> {
+    pub(crate) fn new(http: &'a mut Exchange, format: Format) -> Self {
+        let prefix = match format.api {
+            Api::Chat => "chatcmpl-",
+            Api::Text => "cmpl-",
+        };
+        let id = format!("{prefix}{}", format.request);
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self { http, format, id, created, held: None, begun: false, quiet_since: Instant::now() }
+    }
+
+    /// The engine's next step. Ends early, with [`Gone`], when the client leaves; keeps a waiting stream alive.
+    pub(crate) async fn next(&mut self, steps: &mut Steps) -> Result<Step, RequestError> {
+        let stream = self.format.stream;
+        loop {
+            let due = self.quiet_since + self.format.comment_interval;
+            let next = async {
+                tokio::select! {
+                    biased;
+                    step = steps.next() => Some(step),
+                    () = sleep_until(due), if stream => None,
+                }
+            };
+            match self.http.while_connected(next).await? {
+                // The engine ends with a finish or an error: both end the story before this.
+                Some(step) => return Ok(step.ok_or(RequestError::Internal)??),
+                None => self.comment(Bytes::from_static(b": keep-alive\n\n")).await?,
+            }
+        }
+    }
+
+    /// Sends what passed the gate, and chains it into the entry first: what leaves is on record, not the reverse.
+    pub(crate) async fn send(&mut self, entry: &mut OpenEntry, released: Released) -> Result<(), RequestError> {
+        if !self.format.stream {
+            return match self.held.as_mut() {
+                None => {
+                    self.held = Some(released);
+                    Ok(())
+                }
+                Some(held) => held.append(released).map_err(|_| RequestError::Internal),
+            };
+        }
+        if !released.text().is_empty() || released.finish().is_some() {
+            let payload = self.chunk(&released);
+            entry.sent(&payload, &released);
+            self.begun = true;
+            self.event(&payload).await?;
+        }
+        self.held = Some(released);
+        Ok(())
+    }
+
+    /// The last thing before the seal: the token counts of a stream, the whole body otherwise.
+    pub(crate) async fn close(&mut self, entry: &mut OpenEntry, usage: Usage) -> Result<Closing, RequestError> {
+        let released = self.held.take().ok_or(RequestError::Internal)?;
+        if !self.format.stream {
+            let body = self.whole(&released, usage);
+            entry.sent(&body, &released);
+            return Ok(Closing { body });
+        }
+        if self.format.include_usage {
+            let payload = self.encode(self.chunk_object(), &[], Some(usage.into()));
+            entry.sent(&payload, &released);
+            self.event(&payload).await?;
+        }
+        Ok(Closing { body: Vec::new() })
+    }
+
+    /// After the seal: the place in the log, and the end.
+    pub(crate) async fn finish(&mut self, closing: Closing, sealed: &Sealed) -> Result<(), Gone> {
+        if !self.format.stream {
+            let body = Bytes::from(closing.body);
+            let headers = vec![("content-type", "application/json".to_owned())];
+            return self.http.whole(200, headers, body).await;
+        }
+        let place = Place {
+            id: self.format.request.to_string(),
+            chain_head: sealed.chain_head.to_string(),
+            entry_index: sealed.index,
+            leaf_hash: sealed.leaf_hash.to_string(),
+        };
+        // A comment: clients of this API take the data of any event, whatever its name, for a chunk.
+        let mut end = b": isolation ".to_vec();
+        end.extend(serde_json::to_vec(&place).unwrap_or_default());
+        end.extend_from_slice(b"\n\ndata: [DONE]\n\n");
+        self.http.end(end.into()).await
+    }
+
+    /// A stream that cannot go on says so and is cut, without `[DONE]`. Nothing of a step is in it.
+    pub(crate) async fn break_off(http: &mut Exchange, refusal: &Refusal) -> Result<(), Gone> {
+        http.piece(frame(&refusal.json())).await
+    }
+
+    async fn event(&mut self, payload: &[u8]) -> Result<(), Gone> {
+        self.comment(frame(payload)).await
+    }
+
+    async fn comment(&mut self, bytes: Bytes) -> Result<(), Gone> {
+        if self.http.is_unanswered() {
+            let headers = vec![
+                ("content-type", "text/event-stream; charset=utf-8".to_owned()),
+                ("cache-control", "no-cache".to_owned()),
+                ("x-accel-buffering", "no".to_owned()),
+            ];
+            self.http.begin(200, headers).await?;
+        }
+        self.quiet_since = Instant::now();
+        self.http.piece(bytes).await
+    }
+
+    fn chunk_object(&self) -> &'static str {
+        match self.format.api {
+            Api::Chat => "chat.completion.chunk",
+            Api::Text => "text_completion",
+        }
+    }
+
+    fn chunk(&self, released: &Released) -> Vec<u8> {
+        let text = released.text().reveal();
+        let finish_reason = released.finish().map(FinishReason::as_str);
+        let choice = match self.format.api {
+            Api::Chat => Choice::chat_delta(text, !self.begun, finish_reason),
+            Api::Text => Choice::text(text, finish_reason),
+        };
+        self.encode(self.chunk_object(), &[choice], None)
+    }
+
+    fn whole(&self, released: &Released, usage: Usage) -> Vec<u8> {
+        let text = released.text().reveal();
+        let finish_reason = released.finish().map(FinishReason::as_str);
+        let (object, choice) = match self.format.api {
+            Api::Chat => ("chat.completion", Choice::chat_message(text, finish_reason)),
+            Api::Text => ("text_completion", Choice::text(text, finish_reason)),
+        };
+        self.encode(object, &[choice], Some(usage.into()))
+    }
+
+    fn encode(&self, object: &'static str, choices: &[Choice<'_>], usage: Option<UsageObject>) -> Vec<u8> {
+        let completion = CompletionObject {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: self.format.model.as_str(),
+            choices,
+            usage,
+        };
+        // INVARIANT: strings and numbers always serialize.
+        serde_json::to_vec(&completion).unwrap_or_default()
+    }
+}
+
+/// A response that is chained and not sealed.
+pub(crate) struct Closing {
+    body: Vec<u8>,
+}
+
+fn frame(payload: &[u8]) -> Bytes {
+    let mut event = Vec::with_capacity(payload.len() + 8);
+    event.extend_from_slice(b"data: ");
+    event.extend_from_slice(payload);
+    event.extend_from_slice(b"\n\n");
+    event.into()
+}
+
+#[derive(Serialize)]
+struct Place {
+    id: String,
+    chain_head: String,
+    entry_index: u64,
+    leaf_hash: String,
+}
+
+#[derive(Serialize)]
+struct CompletionObject<'a> {
+    id: &'a str,
+    object: &'a str,
+    created: u64,
+    model: &'a str,
+    choices: &'a [Choice<'a>],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<UsageObject>,
+}
+
+#[derive(Serialize)]
+struct UsageObject {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+}
+
+impl From<Usage> for UsageObject {
+    fn from(Usage { prompt_tokens, completion_tokens }: Usage) -> Self {
+        Self { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+    }
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: u32,
+    #[serde(flatten)]
+    content: Content<'a>,
+    logprobs: Option<()>,
+    finish_reason: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Content<'a> {
+    Message(Message<'a>),
+    Delta(Message<'a>),
+    Text(&'a str),
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+}
+
+impl<'a> Choice<'a> {
+    fn of(content: Content<'a>, finish_reason: Option<&'static str>) -> Self {
+        Self { index: 0, content, logprobs: None, finish_reason }
+    }
+
+    fn chat_message(text: &'a str, finish_reason: Option<&'static str>) -> Self {
+        Self::of(Content::Message(Message { role: Some("assistant"), content: Some(text) }), finish_reason)
+    }
+
+    /// The first one names the role; the last one may have no text.
+    fn chat_delta(text: &'a str, first: bool, finish_reason: Option<&'static str>) -> Self {
+        let content = (first || !text.is_empty()).then_some(text);
+        Self::of(Content::Delta(Message { role: first.then_some("assistant"), content }), finish_reason)
+    }
+
+    fn text(text: &'a str, finish_reason: Option<&'static str>) -> Self {
+        Self::of(Content::Text(text), finish_reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn shape(choice: &Choice<'_>) -> Value {
+        serde_json::to_value(choice).unwrap()
+    }
+
+    #[test]
+    fn choices_have_the_shapes_of_the_openai_api() {
+        assert_eq!(
+            shape(&Choice::chat_message("hi", Some("stop"))),
+            json!({"index": 0, "message": {"role": "assistant", "content": "hi"}, "logprobs": null, "finish_reason": "stop"})
+        );
+        assert_eq!(
+            shape(&Choice::chat_delta("hi", true, None)),
+            json!({"index": 0, "delta": {"role": "assistant", "content": "hi"}, "logprobs": null, "finish_reason": null})
+        );
+        assert_eq!(
+            shape(&Choice::chat_delta("", false, Some("length"))),
+            json!({"index": 0, "delta": {}, "logprobs": null, "finish_reason": "length"})
+        );
+        assert_eq!(
+            shape(&Choice::text("hi", None)),
+            json!({"index": 0, "text": "hi", "logprobs": null, "finish_reason": null})
+        );
+    }
+
+    #[test]
+    fn an_event_is_one_line_whatever_the_text() {
+        let payload = serde_json::to_vec(&Choice::text("a\nb\r\n\u{2028}data: x", None)).unwrap();
+        let event = frame(&payload);
+        assert!(event.starts_with(b"data: ") && event.ends_with(b"\n\n"));
+        assert_eq!(event.iter().filter(|byte| **byte == b'\n' || **byte == b'\r').count(), 2);
+    }
+}

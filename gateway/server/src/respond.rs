@@ -1,0 +1,370 @@
+//! The one place where an error becomes a response: status, stable code, whose fault, whether to come back.
+//!
+//! The shape is the OpenAI API's: `{"error": {"message", "type", "param", "code"}}`. Codes are part of the interface
+//! and do not change. Nothing here repeats a credential, a prompt or another tenant's existence.
+
+use crate::exchange::{Answer, BodyError, Gone};
+use crate::framing::FramingError;
+use crate::json::ParseRequestError;
+use audit_log::{AppendError, IncidentId, ReceiptError};
+use engine_runtime::{StepError, SubmitError, TokenizeError};
+use gateway_auth::AuthError;
+use policies_authz::Denied;
+use serde::Serialize;
+
+/// What clients that are told to come back without a better number wait, in milliseconds.
+const RETRY_AFTER_MS: u64 = 1000;
+
+/// Everything that can keep a request from its answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RequestError {
+    #[error(transparent)]
+    Framing(#[from] FramingError),
+    #[error("there is nothing at this path")]
+    UnknownPath,
+    #[error("this path answers {allow} only")]
+    Method { allow: &'static str },
+    #[error(transparent)]
+    Auth(#[from] AuthError),
+    #[error(transparent)]
+    Body(#[from] BodyError),
+    #[error(transparent)]
+    Parse(#[from] ParseRequestError),
+    #[error("the model does not exist")]
+    UnknownModel,
+    #[error(transparent)]
+    Denied(#[from] Denied),
+    #[error(transparent)]
+    Tokenize(#[from] TokenizeError),
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// A step read what this tenant may not see, or a kernel found a foreign page. Nothing of that step was sent.
+    #[error("an isolation fault stopped this response")]
+    Isolation { incident: Option<IncidentId> },
+    /// No entry, no answer.
+    #[error(transparent)]
+    Append(#[from] AppendError),
+    #[error(transparent)]
+    Receipt(#[from] ReceiptError),
+    /// A defect of ours: a task that ended without its result, a step out of place.
+    #[error("the gateway failed")]
+    Internal,
+    /// The operating system has no random bytes.
+    #[error("the system gave no random bytes")]
+    Entropy,
+    #[error(transparent)]
+    Gone(#[from] Gone),
+}
+
+/// Whose fault a refusal is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Caller,
+    Overload,
+    Isolation,
+    Internal,
+}
+
+/// An error as it is sent.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) status: u16,
+    pub(crate) code: &'static str,
+    pub(crate) fault: Fault,
+    kind: &'static str,
+    message: String,
+    param: Option<String>,
+    retry_after_ms: Option<u64>,
+    headers: Vec<(&'static str, String)>,
+    close: bool,
+}
+
+impl Refusal {
+    fn caller(status: u16, code: &'static str, message: String) -> Self {
+        Self {
+            status,
+            code,
+            fault: Fault::Caller,
+            kind: "invalid_request_error",
+            message,
+            param: None,
+            retry_after_ms: None,
+            headers: Vec::new(),
+            close: false,
+        }
+    }
+
+    fn overload(status: u16, code: &'static str, message: String, retry_after_ms: u64) -> Self {
+        let kind = if status == 429 { "rate_limit_error" } else { "overloaded_error" };
+        let retry_after_ms = Some(retry_after_ms);
+        Self { fault: Fault::Overload, kind, retry_after_ms, ..Self::caller(status, code, message) }
+    }
+
+    fn internal(status: u16, code: &'static str, message: String) -> Self {
+        Self { fault: Fault::Internal, kind: "server_error", ..Self::caller(status, code, message) }
+    }
+
+    fn at(self, param: &str) -> Self {
+        Self { param: Some(param.to_owned()), ..self }
+    }
+
+    fn with(mut self, name: &'static str, value: &str) -> Self {
+        self.headers.push((name, value.to_owned()));
+        self
+    }
+
+    /// The rest of the request was not read.
+    fn closing(self) -> Self {
+        Self { close: true, ..self }
+    }
+
+    /// The JSON of it, for a response of its own or for the end of a stream.
+    pub(crate) fn json(&self) -> Vec<u8> {
+        let Self { message, kind, param, code, .. } = self;
+        let error = ErrorObject { message, kind, param: param.as_deref(), code };
+        // INVARIANT: strings always serialize.
+        serde_json::to_vec(&ErrorBody { error }).unwrap_or_default()
+    }
+
+    pub(crate) fn into_answer(self) -> Answer {
+        let mut answer = Answer::new(self.status, "application/json", self.json());
+        answer.headers = self.headers;
+        if let Some(wait) = self.retry_after_ms {
+            answer.headers.push(("retry-after", wait.div_ceil(1000).max(1).to_string()));
+        }
+        if self.fault == Fault::Isolation {
+            // The official client repeats a request after any 5xx unless it is told not to.
+            answer.headers.push(("x-should-retry", "false".to_owned()));
+        }
+        answer.close = self.close;
+        answer
+    }
+}
+
+#[derive(Serialize)]
+struct ErrorBody<'a> {
+    error: ErrorObject<'a>,
+}
+
+#[derive(Serialize)]
+struct ErrorObject<'a> {
+    message: &'a str,
+    #[serde(rename = "type")]
+    kind: &'a str,
+    param: Option<&'a str>,
+    code: &'a str,
+}
+
+/// What to send for an error. Exhaustive: a new error does not compile until it has a status and a code.
+pub(crate) fn refusal(error: &RequestError) -> Refusal {
+    let message = sentence(error);
+    match error {
+        RequestError::Framing(error) => framing(*error, message).closing(),
+        RequestError::UnknownPath => Refusal::caller(404, "unknown_path", message),
+        RequestError::Method { allow } => Refusal::caller(405, "method_not_allowed", message).with("allow", allow),
+        RequestError::Auth(error) => auth(*error, message),
+        RequestError::Body(BodyError::Encoded) => {
+            Refusal::caller(415, "unsupported_content_encoding", message).closing()
+        }
+        RequestError::Body(BodyError::TooLarge { .. }) => Refusal::caller(413, "body_too_large", message).closing(),
+        RequestError::Body(BodyError::TimedOut) => Refusal::caller(408, "body_timeout", message).closing(),
+        RequestError::Body(BodyError::Malformed) => Refusal::caller(400, "invalid_framing", message).closing(),
+        RequestError::Parse(error) => parse(error, message),
+        RequestError::UnknownModel => Refusal::caller(404, "model_not_found", message).at("model"),
+        RequestError::Denied(error) => denied(error, message),
+        RequestError::Tokenize(error) => tokenize(error, message),
+        RequestError::Submit(SubmitError::Full { retry_after_ms }) => {
+            Refusal::overload(503, "engine_overloaded", message, *retry_after_ms)
+        }
+        RequestError::Submit(SubmitError::TooLong { .. }) => {
+            Refusal::caller(400, "context_length_exceeded", message).at("max_tokens")
+        }
+        RequestError::Submit(SubmitError::PermitMismatch) => isolation(message, None),
+        RequestError::Submit(SubmitError::Stopped) | RequestError::Step(StepError::Stopped) => {
+            Refusal { retry_after_ms: Some(RETRY_AFTER_MS), ..Refusal::internal(503, "engine_stopped", message) }
+        }
+        RequestError::Step(StepError::PageFault { .. }) => isolation(message, None),
+        RequestError::Step(StepError::NotANumber | StepError::Internal) => {
+            Refusal::internal(500, "engine_failed", message)
+        }
+        RequestError::Isolation { incident } => isolation(message, *incident),
+        RequestError::Append(AppendError::Busy { retry_after_ms }) => {
+            Refusal::overload(503, "audit_log_busy", message, *retry_after_ms)
+        }
+        RequestError::Append(AppendError::Failed { .. } | AppendError::Closed) => {
+            // Why it failed names files: that is the operator's to know.
+            let message = "The audit log is not available, so nothing can be answered.".to_owned();
+            let refusal = Refusal::internal(503, "audit_log_unavailable", message);
+            Refusal { retry_after_ms: Some(RETRY_AFTER_MS), ..refusal }
+        }
+        RequestError::Receipt(ReceiptError::NotFound) => Refusal::caller(404, "receipt_not_found", message),
+        RequestError::Receipt(ReceiptError::NotYet { retry_after_ms }) => {
+            // Not an error: the receipt is on its way. The shape is the same so that a client can read it.
+            let refusal = Refusal::overload(202, "receipt_not_published", message, *retry_after_ms);
+            Refusal { kind: "not_published", ..refusal }
+        }
+        RequestError::Receipt(ReceiptError::Damaged { .. }) => {
+            Refusal::internal(500, "receipt_damaged", "The stored log does not verify.".to_owned())
+        }
+        RequestError::Internal => Refusal::internal(500, "internal_error", message),
+        RequestError::Entropy => Refusal::internal(500, "no_entropy", message),
+        // Nobody is there to read it; the status is for the metrics.
+        RequestError::Gone(Gone) => Refusal::caller(499, "client_gone", message).closing(),
+    }
+}
+
+fn isolation(message: String, incident: Option<IncidentId>) -> Refusal {
+    let message = match incident {
+        Some(incident) => format!("{message} Nothing that it could have exposed was sent. Incident {incident}."),
+        None => format!("{message} Nothing that it could have exposed was sent."),
+    };
+    Refusal { fault: Fault::Isolation, kind: "isolation_error", ..Refusal::caller(500, "isolation_fault", message) }
+}
+
+fn framing(error: FramingError, message: String) -> Refusal {
+    let code = match error {
+        FramingError::TwoCredentials => "several_credentials",
+        FramingError::Malformed
+        | FramingError::LineEnd
+        | FramingError::Host
+        | FramingError::TwoLengths
+        | FramingError::ContentLength
+        | FramingError::TransferEncoding => "invalid_framing",
+    };
+    Refusal::caller(400, code, message)
+}
+
+fn auth(error: AuthError, message: String) -> Refusal {
+    let message = match error {
+        AuthError::Missing => "Give an API key: `Authorization: Bearer bk_...`.".to_owned(),
+        AuthError::Malformed(_) | AuthError::Unknown => message,
+    };
+    Refusal::caller(401, "invalid_api_key", message).with("www-authenticate", "Bearer").closing()
+}
+
+fn denied(error: &Denied, message: String) -> Refusal {
+    match error {
+        Denied::NoRule | Denied::Forbidden { .. } => {
+            // Which rule forbade it is in the operator's log, not in the answer.
+            let message = "This tenant may not use this model.".to_owned();
+            Refusal { kind: "permission_error", ..Refusal::caller(403, "permission_denied", message) }
+        }
+        Denied::TooManyTokens { .. } => {
+            Refusal { kind: "permission_error", ..Refusal::caller(403, "token_limit_exceeded", message) }
+                .at("max_tokens")
+        }
+    }
+}
+
+fn tokenize(error: &TokenizeError, message: String) -> Refusal {
+    let code = match error {
+        TokenizeError::TooLong { .. } => "context_length_exceeded",
+        TokenizeError::Empty => "empty_prompt",
+        TokenizeError::NoChatTemplate => "no_chat_template",
+        TokenizeError::Template(_) => "invalid_conversation",
+        TokenizeError::UnknownToken { .. } => "unknown_token",
+        TokenizeError::Tokenizer(_) => "prompt_not_tokenized",
+    };
+    Refusal::caller(400, code, message)
+}
+
+fn parse(error: &ParseRequestError, message: String) -> Refusal {
+    let (code, param) = match error {
+        ParseRequestError::Utf8 { .. } => ("invalid_utf8", None),
+        ParseRequestError::Json { .. } => ("invalid_json", None),
+        ParseRequestError::TooDeep => ("json_too_deep", None),
+        ParseRequestError::TooManyValues => ("json_too_large", None),
+        ParseRequestError::NotAnObject => ("invalid_type", None),
+        ParseRequestError::Duplicate { param } => ("duplicate_parameter", Some(param)),
+        ParseRequestError::Missing { param } => ("missing_required_parameter", Some(param)),
+        ParseRequestError::Type { param, .. } => ("invalid_type", Some(param)),
+        ParseRequestError::Unknown { param } => ("unknown_parameter", Some(param)),
+        ParseRequestError::Unsupported { param, .. } => ("unsupported_parameter", Some(param)),
+        ParseRequestError::TooSmall { param, .. } => ("below_min_value", Some(param)),
+        ParseRequestError::TooLarge { param, .. } => ("above_max_value", Some(param)),
+        ParseRequestError::TooLong { param, .. } => ("string_above_max_length", Some(param)),
+        ParseRequestError::TooMany { param, .. } => ("array_above_max_length", Some(param)),
+        ParseRequestError::Empty { param } => ("empty_value", Some(param)),
+        ParseRequestError::NotOneOf { param, .. } => ("invalid_value", Some(param)),
+        ParseRequestError::Contradiction { param, .. } => ("contradicting_parameters", Some(param)),
+    };
+    Refusal { param: param.cloned(), ..Refusal::caller(400, code, message) }
+}
+
+/// Errors read as fragments of a line; a client gets a sentence.
+fn sentence(error: &RequestError) -> String {
+    let text = error.to_string();
+    let mut characters = text.chars();
+    let first = characters.next().map(|first| first.to_ascii_uppercase());
+    first.into_iter().chain(characters).chain(['.']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn sent(error: RequestError) -> (u16, Value, Vec<(&'static str, String)>) {
+        let answer = refusal(&error).into_answer();
+        (answer.status, serde_json::from_slice(&answer.body).unwrap(), answer.headers)
+    }
+
+    #[test]
+    fn an_error_has_the_shape_of_the_openai_api() {
+        let error = ParseRequestError::Type { param: "messages[0].role".into(), wanted: "a string" };
+        let (status, body, headers) = sent(error.into());
+        assert_eq!(status, 400);
+        assert_eq!(
+            body,
+            json!({"error": {
+                "message": "`messages[0].role` must be a string.",
+                "type": "invalid_request_error",
+                "param": "messages[0].role",
+                "code": "invalid_type",
+            }})
+        );
+        assert_eq!(headers, []);
+    }
+
+    #[test]
+    fn overload_says_when_to_come_back() {
+        let (status, body, headers) = sent(SubmitError::Full { retry_after_ms: 1500 }.into());
+        assert_eq!((status, &body["error"]["code"]), (503, &json!("engine_overloaded")));
+        assert_eq!(headers, [("retry-after", "2".to_owned())]);
+        let (status, _, headers) = sent(AppendError::Busy { retry_after_ms: 0 }.into());
+        assert_eq!((status, headers), (503, vec![("retry-after", "1".to_owned())]));
+    }
+
+    #[test]
+    fn a_bad_key_is_answered_alike_whatever_is_wrong_with_it() {
+        for error in [AuthError::Missing, AuthError::Unknown] {
+            let (status, body, headers) = sent(error.into());
+            assert_eq!((status, &body["error"]["code"]), (401, &json!("invalid_api_key")));
+            assert!(headers.contains(&("www-authenticate", "Bearer".to_owned())));
+        }
+    }
+
+    #[test]
+    fn operators_details_stay_inside() {
+        let failed = AppendError::Failed { reason: "/srv/log/tile: no space left".into() };
+        assert!(!sent(failed.into()).1.to_string().contains("/srv"));
+        let damaged = ReceiptError::Damaged { reason: "/srv/log/tile: bad hash".into() };
+        assert!(!sent(damaged.into()).1.to_string().contains("/srv"));
+        let forbidden = Denied::Forbidden { rule: "competitors-of-acme".into() };
+        assert!(!sent(forbidden.into()).1.to_string().contains("acme"));
+    }
+
+    #[test]
+    fn an_isolation_fault_is_no_warning_and_not_to_be_repeated() {
+        let incident = Some(IncidentId([7; 16]));
+        let (status, body, headers) = sent(RequestError::Isolation { incident });
+        assert_eq!((status, &body["error"]["code"]), (500, &json!("isolation_fault")));
+        assert!(body["error"]["message"].as_str().unwrap().contains("07070707-0707-0707-0707-070707070707"));
+        assert!(headers.contains(&("x-should-retry", "false".to_owned())));
+        let fault = StepError::PageFault { page: policies_domain::PageId(3), layer: 0 };
+        assert_eq!(sent(fault.into()).1["error"]["code"], "isolation_fault");
+        assert_eq!(sent(SubmitError::PermitMismatch.into()).1["error"]["code"], "isolation_fault");
+    }
+}

@@ -1,0 +1,192 @@
+//! Which path answers what, and the routes that need no engine.
+
+use crate::config::MetricsReaders;
+use crate::exchange::{Answer, Exchange, Site};
+use crate::gateway::Services;
+use crate::generate::Api;
+use crate::reply::Reply;
+use crate::respond::{Fault, RequestError, refusal};
+use crate::serve::serve;
+use gateway_auth::AuthError;
+use policies_domain::{ModelName, Principal, RequestId};
+use serde_json::json;
+use std::sync::Arc;
+
+const JSON: &str = "application/json";
+const TEXT: &str = "text/plain; charset=utf-8";
+/// Version of the Prometheus text format.
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+#[derive(Debug, PartialEq, Eq)]
+enum Route {
+    Generate(Api),
+    Models,
+    Model(String),
+    Health,
+    Ready,
+    Metrics,
+    Receipt(String),
+    VerifierKey,
+}
+
+impl Route {
+    fn find(path: &str) -> Option<Self> {
+        match path {
+            "/v1/chat/completions" => Some(Self::Generate(Api::Chat)),
+            "/v1/completions" => Some(Self::Generate(Api::Text)),
+            "/v1/models" => Some(Self::Models),
+            "/v1/isolation/key" => Some(Self::VerifierKey),
+            "/healthz" => Some(Self::Health),
+            "/readyz" => Some(Self::Ready),
+            "/metrics" => Some(Self::Metrics),
+            _ => {
+                let model = path.strip_prefix("/v1/models/").map(|name| Self::Model(name.to_owned()));
+                let receipt = || path.strip_prefix("/v1/isolation/receipts/").map(|id| Self::Receipt(id.to_owned()));
+                model.or_else(receipt)
+            }
+        }
+    }
+
+    fn allow(&self) -> &'static str {
+        match self {
+            Self::Generate(_) => "POST",
+            Self::Models
+            | Self::Model(_)
+            | Self::Health
+            | Self::Ready
+            | Self::Metrics
+            | Self::Receipt(_)
+            | Self::VerifierKey => "GET, HEAD",
+        }
+    }
+
+    /// The name in the metrics.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Generate(Api::Chat) => "chat_completions",
+            Self::Generate(Api::Text) => "completions",
+            Self::Models => "models",
+            Self::Model(_) => "model",
+            Self::Health => "healthz",
+            Self::Ready => "readyz",
+            Self::Metrics => "metrics",
+            Self::Receipt(_) => "receipt",
+            Self::VerifierKey => "verifier_key",
+        }
+    }
+}
+
+impl Site for Services {
+    async fn answer(self: &Arc<Self>, http: &mut Exchange) {
+        let route = Route::find(http.path());
+        let name = route.as_ref().map_or("unknown", Route::name);
+        let answered = match route {
+            None => Err(RequestError::UnknownPath),
+            Some(route) => follow(http, route, self).await,
+        };
+        let status = match answered {
+            Ok(()) => http.status().unwrap_or(200),
+            Err(error) => refuse(http, &error).await,
+        };
+        self.metrics.request(name, status, http.accepted().elapsed());
+    }
+}
+
+async fn follow(http: &mut Exchange, route: Route, on: &Arc<Services>) -> Result<(), RequestError> {
+    let allow = route.allow();
+    if !allow.split(", ").any(|method| method == http.method()) {
+        return Err(RequestError::Method { allow });
+    }
+    let answer = match route {
+        Route::Generate(api) => return serve(http, api, on).await,
+        Route::Models => models(&authenticate(http, on)?, on),
+        Route::Model(name) => model(&authenticate(http, on)?, &name, on)?,
+        Route::Health => Answer::new(200, JSON, r#"{"status":"ok"}"#),
+        Route::Ready => ready(on),
+        Route::Metrics => metrics(http, on)?,
+        Route::Receipt(id) => receipt(authenticate(http, on)?, &id, on).await?,
+        Route::VerifierKey => Answer::new(200, TEXT, on.audit.verifier_key()),
+    };
+    Ok(http.answer(answer).await?)
+}
+
+/// Sends an error if nothing has been sent, ends a stream with it otherwise. Gives the status for the metrics.
+async fn refuse(http: &mut Exchange, error: &RequestError) -> u16 {
+    let refusal = refusal(error);
+    let status = refusal.status;
+    if let RequestError::Gone(_) = error {
+        return status;
+    }
+    if refusal.fault == Fault::Internal {
+        tracing::error!(code = refusal.code, %error, "request failed");
+    }
+    // A client that leaves now misses the reason; nothing else depends on it.
+    let _ = if http.is_unanswered() {
+        http.answer(refusal.into_answer()).await
+    } else {
+        Reply::break_off(http, &refusal).await
+    };
+    status
+}
+
+fn authenticate(http: &Exchange, on: &Services) -> Result<Principal, AuthError> {
+    on.keys.authenticate(http.credential().as_ref())
+}
+
+fn model_object(model: &ModelName, created: u64) -> serde_json::Value {
+    json!({"id": model.as_str(), "object": "model", "created": created, "owned_by": "bulkhead"})
+}
+
+fn models(principal: &Principal, on: &Services) -> Answer {
+    let listed = on.authz.lists(principal, &on.model).then(|| model_object(&on.model, on.started));
+    let list = json!({"object": "list", "data": listed.as_slice()});
+    Answer::new(200, JSON, list.to_string())
+}
+
+fn model(principal: &Principal, name: &str, on: &Services) -> Result<Answer, RequestError> {
+    let model = on.find_model(name)?;
+    if !on.authz.lists(principal, model) {
+        return Err(RequestError::UnknownModel);
+    }
+    Ok(Answer::new(200, JSON, model_object(model, on.started).to_string()))
+}
+
+fn ready(on: &Services) -> Answer {
+    let draining = on.is_draining();
+    let (engine, log) = (on.engine.stats().alive, on.audit.health().failed.is_none());
+    let status = if engine && log && !draining { 200 } else { 503 };
+    Answer::new(status, JSON, json!({"draining": draining, "engine": engine, "audit_log": log}).to_string())
+}
+
+fn metrics(http: &Exchange, on: &Services) -> Result<Answer, RequestError> {
+    let may_read = match on.metrics_readers {
+        MetricsReaders::Everyone => true,
+        MetricsReaders::Loopback => http.is_from_loopback(),
+        MetricsReaders::Nobody => false,
+    };
+    if may_read { Ok(Answer::new(200, PROMETHEUS, on.metrics.text())) } else { Err(RequestError::UnknownPath) }
+}
+
+/// Another tenant's request and one that never was are answered alike.
+async fn receipt(principal: Principal, id: &str, on: &Arc<Services>) -> Result<Answer, RequestError> {
+    let request = RequestId::parse(id).ok_or(audit_log::ReceiptError::NotFound)?;
+    let audit = on.audit.clone();
+    let read = tokio::task::spawn_blocking(move || audit.receipt(&principal, request));
+    let receipt = read.await.map_err(|_| RequestError::Internal)??;
+    Ok(Answer::new(200, TEXT, receipt))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_matched_as_a_whole() {
+        assert_eq!(Route::find("/v1/completions"), Some(Route::Generate(Api::Text)));
+        assert_eq!(Route::find("/v1/models/org/model"), Some(Route::Model("org/model".into())));
+        assert_eq!(Route::find("/v1/isolation/receipts/1"), Some(Route::Receipt("1".into())));
+        for path in ["", "/", "/v1", "/v1/", "/v1/completions/", "/V1/models", "//v1/models", "/v1/isolation", "*"] {
+            assert_eq!(Route::find(path), None, "{path}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The story of one generating request, top to bottom.
+//!
+//! Whatever way it ends, the request leaves a trace: dropping an unsealed `entry` (the client left, a `?` was taken)
+//! seals it as aborted, and dropping `steps` frees its pages within one layer of a running prefill.
+
+use crate::exchange::Exchange;
+use crate::gateway::Services;
+use crate::generate::{Api, Generate};
+use crate::metrics::Stopwatch;
+use crate::reply::{Format, Reply};
+use crate::respond::RequestError;
+use audit_log::{OpenEntry, Outcome, RequestFacts, SealReason, Violation};
+use engine_runtime::{PromptInput, Sequence, StepError, Steps};
+use policies_domain::{FinishReason, Permit};
+use std::sync::Arc;
+
+/// Answers one request for a completion, or says why not.
+pub(crate) async fn serve(http: &mut Exchange, api: Api, on: &Arc<Services>) -> Result<(), RequestError> {
+    let principal = on.keys.authenticate(http.credential().as_ref())?; //     who is asking
+    let body = http.body(on.limits.body_bytes_max).await?; //                 nobody unknown gets this far
+    let generate = Generate::parse(api, &body, on.random()?)?; //             what is asked, every bound checked
+    let model = on.find_model(&generate.model)?;
+    let request = on.mint_request();
+    let permit = on.authz.permit(&principal, request, model, &generate.facts())?; // denied unless a rule allows it
+
+    // From here on the client is watched: when it leaves, what is awaited is dropped.
+    let format = Format::of(&generate, api, &permit, on.limits.comment_interval);
+    let sequence = http.while_connected(tokenize(on, &permit, generate.prompt)).await??; // carries the permit's label
+    let facts = RequestFacts { body: &body, model: on.model_digest, stream: format.stream };
+    let mut entry = http.while_connected(on.audit.open_request(&permit, facts)).await??; // durable before any work
+    http.on_record(request);
+    let mut steps = match on.engine.submit(&permit, sequence, generate.sampling) {
+        Ok(steps) => steps, //                                                prefill, then decode
+        Err(error) => return Err(abandon(entry, None, error.into()).await),
+    };
+
+    let mut stopwatch = Stopwatch::start(&on.metrics, permit.principal().name(), http.accepted());
+    let mut reply = Reply::new(http, format);
+    let reason = loop {
+        let step = match reply.next(&mut steps).await {
+            Ok(step) => step, //                                              the first text is TTFT, each later gap ITL
+            Err(RequestError::Step(StepError::PageFault { page, layer })) => {
+                entry.fault(Violation::PageFault { page, layer });
+                return Err(isolate(on, entry, steps, &permit).await);
+            }
+            Err(RequestError::Step(error)) => return Err(abandon(entry, Some(&steps), error.into()).await),
+            Err(error) => return Err(error),
+        };
+        let tokens = step.tokens;
+        let Ok(released) = entry.check(step) else {
+            //                        every page read flows to this principal
+            return Err(isolate(on, entry, steps, &permit).await);
+        };
+        let finish = released.finish();
+        reply.send(&mut entry, released).await?; //                           takes nothing but `Released`
+        stopwatch.step(tokens, steps.usage());
+        if let Some(finish) = finish {
+            break seal_reason(finish);
+        }
+    };
+    let closing = reply.close(&mut entry, steps.usage()).await?;
+    let sealed = entry.seal(outcome(reason, &steps)).await?; //               durable before it is acknowledged
+    reply.finish(closing, &sealed).await?; //                                 the place in the log, and the end
+    Ok(())
+}
+
+/// Tokenizing is CPU work: it runs beside the async threads, on a bounded number of its own.
+async fn tokenize(on: &Arc<Services>, permit: &Permit, prompt: PromptInput) -> Result<Sequence, RequestError> {
+    let turn = on.tokenizers.clone().acquire_owned().await.map_err(|_| RequestError::Internal)?;
+    let (engine, permit) = (on.engine.clone(), permit.clone());
+    let work = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        engine.tokenize(&permit, &prompt)
+    });
+    Ok(work.await.map_err(|_| RequestError::Internal)??)
+}
+
+/// After a violation nothing more is sent; the incident is durable before the client hears of it.
+async fn isolate(on: &Services, entry: OpenEntry, steps: Steps, permit: &Permit) -> RequestError {
+    drop(steps);
+    on.metrics.incident();
+    let (request, tenant) = (permit.request(), permit.principal().tenant());
+    match entry.refuse().await {
+        Ok(incident) => {
+            tracing::error!(%request, %tenant, %incident, "isolation fault: response stopped");
+            RequestError::Isolation { incident: Some(incident) }
+        }
+        // A fault that could not be recorded is still a fault, and not less of one.
+        Err(error) => {
+            tracing::error!(%request, %tenant, %error, "isolation fault: response stopped, incident not recorded");
+            RequestError::Isolation { incident: None }
+        }
+    }
+}
+
+/// Seals a request that the engine failed or did not take. The client is told the first cause.
+async fn abandon(entry: OpenEntry, steps: Option<&Steps>, error: RequestError) -> RequestError {
+    let outcome = steps.map_or_else(|| nothing_done(SealReason::Error), |steps| outcome(SealReason::Error, steps));
+    match entry.seal(outcome).await {
+        Ok(_) => error,
+        Err(append) => append.into(),
+    }
+}
+
+fn seal_reason(finish: FinishReason) -> SealReason {
+    match finish {
+        FinishReason::Stop => SealReason::Stop,
+        FinishReason::Length => SealReason::Length,
+    }
+}
+
+fn outcome(reason: SealReason, steps: &Steps) -> Outcome {
+    let (usage, timings) = (steps.usage(), steps.timings());
+    Outcome {
+        reason,
+        prompt_tokens: usage.prompt_tokens as u64,
+        completion_tokens: usage.completion_tokens as u64,
+        queued_us: timings.queued_us,
+        prefill_us: timings.prefill_us,
+        decode_us: timings.decode_us,
+    }
+}
+
+fn nothing_done(reason: SealReason) -> Outcome {
+    Outcome { reason, prompt_tokens: 0, completion_tokens: 0, queued_us: 0, prefill_us: 0, decode_us: 0 }
+}
