@@ -7,6 +7,7 @@ mod chat_template;
 mod config;
 mod forward;
 mod gguf;
+mod inspection;
 mod model;
 mod tensor_kind;
 #[cfg(test)]
@@ -19,6 +20,7 @@ pub use config::{ConfigError, ModelConfig};
 pub use engine_kernels::{KvShape, KvStore, KvStoreError, PAGE_TOKENS, PageFault, PageRef, Span};
 pub use forward::{Forward, ForwardError};
 pub use gguf::{Array, Gguf, GgufError, TensorView, Value};
+pub use inspection::{Inspection, TensorShare, TokenizerFacts, inspect};
 pub use model::{LoadModelError, Model};
 pub use tensor_kind::TensorKind;
 pub use tokenizer::{LoadTokenizerError, TEXT_BYTES_MAX, TokenizeError, Tokenizer};

@@ -1,11 +1,14 @@
-//! A loaded model: the file, its configuration, weights, tokenizer and chat template, immutable from then on.
+//! A loaded model: its configuration, weights, tokenizer and chat template, immutable from then on.
 
 use std::path::Path;
+use std::thread;
 
 use sha2::{Digest, Sha256};
 
-use crate::config::{ConfigError, ModelConfig};
+use crate::chat_template::{ChatTemplate, LoadTemplateError};
+use crate::config::{ConfigError, Keys, ModelConfig};
 use crate::gguf::{Gguf, GgufError};
+use crate::tokenizer::{LoadTokenizerError, Tokenizer};
 use crate::weights::{LoadWeightsError, Weights};
 
 /// Why a model could not be loaded.
@@ -17,6 +20,12 @@ pub enum LoadModelError {
     /// Not a model that the engine runs.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// No tokenizer that can be used.
+    #[error(transparent)]
+    Tokenizer(#[from] LoadTokenizerError),
+    /// A chat template that cannot be compiled.
+    #[error(transparent)]
+    Template(#[from] LoadTemplateError),
     /// Tensors are missing or do not fit.
     #[error(transparent)]
     Weights(#[from] LoadWeightsError),
@@ -25,36 +34,42 @@ pub enum LoadModelError {
 /// A model, ready to run. Shared between threads behind an `Arc`.
 #[derive(Debug)]
 pub struct Model {
-    config: ModelConfig,
     name: String,
     digest: [u8; 32],
-    weights: Weights,
+    parts: Parts,
+}
+
+/// What [`Model::load`] makes of a file's content, and what `model inspect` tries.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) config: ModelConfig,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) chat_template: Option<ChatTemplate>,
+    pub(crate) weights: Weights,
 }
 
 impl Model {
-    /// Reads, checks and repacks a GGUF file; `threads` is for the repacking.
+    /// Reads, checks and repacks a GGUF file; `threads` is for the repacking. The digest is made meanwhile.
     ///
     /// # Errors
     /// [`LoadModelError`], naming what is wrong with the file.
     pub fn load(path: &Path, threads: usize) -> Result<Self, LoadModelError> {
         let gguf = Gguf::open(path)?;
-        let config = ModelConfig::from_gguf(&gguf)?;
-        let (digest, weights) = std::thread::scope(|scope| {
-            let digest = scope.spawn(|| Sha256::digest(gguf.file_bytes()));
-            let weights = Weights::load(&gguf, &config, threads);
-            // A digest that cannot be made is a bug of ours: the panic goes on.
-            (digest.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), weights)
+        let (digest, parts) = thread::scope(|scope| {
+            let digest = scope.spawn(|| sha256(&gguf));
+            let parts = Parts::load(&gguf, threads);
+            (join(digest), parts)
         });
-        Ok(Self { config, name: String::new(), digest: digest.into(), weights: weights? })
+        Ok(Self { name: model_name(&gguf, path), digest, parts: parts? })
     }
 
     /// The model's dimensions.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
-        &self.config
+        &self.parts.config
     }
 
-    /// `general.name`, or the file's stem, with every character that a model name may not have replaced by `-`.
+    /// `general.name`, or the file's stem, with what a model name may not hold replaced by `-`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -66,13 +81,94 @@ impl Model {
         self.digest
     }
 
-    /// Which kernels compute with the weights: `avx512-vnni`, `avx2` or `scalar`.
+    /// Text to tokens and back.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.parts.tokenizer
+    }
+
+    /// Conversations to tokens; `None` when the file brings no template.
+    #[must_use]
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.parts.chat_template.as_ref()
+    }
+
+    /// Which kernels compute with the weights, such as `avx512-vnni`, `avx2` or `scalar`.
     #[must_use]
     pub fn kernels(&self) -> &'static str {
-        self.weights.kernels()
+        self.parts.weights.kernels()
     }
 
     pub(crate) fn weights(&self) -> &Weights {
-        &self.weights
+        &self.parts.weights
+    }
+}
+
+impl Parts {
+    pub(crate) fn load(gguf: &Gguf, threads: usize) -> Result<Self, LoadModelError> {
+        let config = ModelConfig::from_gguf(gguf)?;
+        let chat_template = match gguf.metadata(TEMPLATE_KEY) {
+            None => None,
+            Some(_) => Some(ChatTemplate::new(Keys { gguf }.text(TEMPLATE_KEY)?)?),
+        };
+        let (tokenizer, weights) = thread::scope(|scope| {
+            let tokenizer = scope.spawn(|| Tokenizer::from_gguf(gguf));
+            let weights = Weights::load(gguf, &config, threads);
+            (join(tokenizer), weights)
+        });
+        Ok(Self { config, tokenizer: tokenizer?, chat_template, weights: weights? })
+    }
+}
+
+pub(crate) const TEMPLATE_KEY: &str = "tokenizer.chat_template";
+
+pub(crate) fn sha256(gguf: &Gguf) -> [u8; 32] {
+    Sha256::digest(gguf.file_bytes()).into()
+}
+
+/// A panic in the thread is a bug of ours and goes on in the caller.
+fn join<T>(handle: thread::ScopedJoinHandle<'_, T>) -> T {
+    handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Longest name, bytes.
+const NAME_BYTES_MAX: usize = 128;
+
+pub(crate) fn model_name(gguf: &Gguf, path: &Path) -> String {
+    let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    let given = gguf.metadata("general.name").and_then(|value| value.as_str()).unwrap_or_default();
+    [given, stem.as_str()].into_iter().map(fit_name).find(|name| !name.is_empty()).unwrap_or_else(|| "model".to_owned())
+}
+
+/// `Smollm2 135M (8k)` becomes `Smollm2-135M-8k`.
+fn fit_name(text: &str) -> String {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || "-_.:/".contains(c)));
+    let mut name = words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-");
+    name.truncate(NAME_BYTES_MAX);
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_hold_only_what_a_model_name_may_hold() {
+        assert_eq!(fit_name("Smollm2 135M (8k) \u{1f600} v1.0"), "Smollm2-135M-8k-v1.0");
+        assert_eq!(fit_name("a\r\nb\u{0}c\"d"), "a-b-c-d");
+        assert_eq!(fit_name(" \u{e9} "), "");
+        assert_eq!(fit_name(&"x".repeat(1_000)).len(), NAME_BYTES_MAX);
+    }
+
+    #[test]
+    fn files_that_are_no_models_are_refused_for_their_own_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.gguf");
+        let error = |path: &Path| Model::load(path, 1).unwrap_err().to_string();
+        assert!(error(&path).contains("No such file"), "{}", error(&path));
+        std::fs::write(&path, b"PK\x03\x04 not a model").unwrap();
+        assert!(error(&path).contains("does not begin with `GGUF`"), "{}", error(&path));
+        std::fs::write(&path, b"GG").unwrap();
+        assert!(error(&path).contains("does not begin with `GGUF`"), "{}", error(&path));
     }
 }

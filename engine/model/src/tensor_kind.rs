@@ -1,7 +1,7 @@
 //! The element types of GGUF tensors: their numbers in the file, their names, their block sizes.
 //!
-//! Every type that ggml has ever assigned is named here, so that `model inspect` can say what a file holds; which
-//! of them the engine computes with is [`TensorKind::is_runnable`].
+//! All types in use are named here, so that `model inspect` can say what a file holds; which of them the engine
+//! computes with is for the weights to say.
 
 use std::fmt;
 
@@ -50,14 +50,6 @@ const KINDS: &[(u32, &str, u32, u32)] = &[
 impl TensorKind {
     /// 32-bit floats.
     pub const F32: Self = Self { number: 0 };
-    /// 16-bit floats.
-    pub const F16: Self = Self { number: 1 };
-    /// Blocks of 32: one f16 scale, 4-bit weights around 8.
-    pub const Q4_0: Self = Self { number: 2 };
-    /// Blocks of 32: f16 scale and f16 minimum, 4-bit weights.
-    pub const Q4_1: Self = Self { number: 3 };
-    /// Blocks of 32: one f16 scale, 8-bit weights.
-    pub const Q8_0: Self = Self { number: 8 };
 
     /// `None` for a number that no type has.
     #[must_use]
@@ -93,12 +85,6 @@ impl TensorKind {
     pub fn block_bytes(self) -> u32 {
         self.row().3
     }
-
-    /// The engine has kernels for matrices of this type.
-    #[must_use]
-    pub fn is_runnable(self) -> bool {
-        [Self::F32, Self::F16, Self::Q4_0, Self::Q4_1, Self::Q8_0].contains(&self)
-    }
 }
 
 impl fmt::Display for TensorKind {
@@ -119,13 +105,5 @@ mod tests {
         for number in [4, 5, 31, 36, 40, u32::MAX] {
             assert_eq!(TensorKind::from_number(number), None);
         }
-    }
-
-    #[test]
-    fn the_named_types_are_those_of_the_table() {
-        let named = [TensorKind::F32, TensorKind::F16, TensorKind::Q4_0, TensorKind::Q4_1, TensorKind::Q8_0];
-        assert_eq!(named.map(TensorKind::name), ["F32", "F16", "Q4_0", "Q4_1", "Q8_0"]);
-        assert_eq!(named.map(TensorKind::block_bytes), [4, 2, 18, 20, 34]);
-        assert_eq!(TensorKind::from_number(14).map(TensorKind::is_runnable), Some(false));
     }
 }

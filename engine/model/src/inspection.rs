@@ -1,0 +1,236 @@
+//! What `bulkhead model inspect` shows: a file's facts, and whether the engine runs it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::config::ModelConfig;
+use crate::gguf::{Gguf, GgufError};
+use crate::model::{Parts, TEMPLATE_KEY, model_name, sha256};
+use crate::tensor_kind::TensorKind;
+use crate::tokenizer::Tokenizer;
+
+/// A GGUF file's facts. Texts are shown as the file has them, control characters replaced.
+#[derive(Debug, Serialize)]
+pub struct Inspection {
+    /// The name under which the model would be served.
+    pub name: String,
+    /// `general.architecture`.
+    pub architecture: Option<String>,
+    /// `general.license`.
+    pub licence: Option<String>,
+    /// Size of the file.
+    pub bytes: u64,
+    /// Digest of the file, hexadecimal.
+    pub sha256: String,
+    /// Version of the format.
+    pub gguf_version: u32,
+    /// `general.file_type`, by its name where that is known.
+    pub file_type: Option<String>,
+    /// Tensors by element type, the largest share first.
+    pub tensors: Vec<TensorShare>,
+    /// The dimensions, when the metadata describes a model that the engine knows.
+    pub config: Option<ModelConfig>,
+    /// The tokenizer, when it can be used.
+    pub tokenizer: Option<TokenizerFacts>,
+    /// The file brings a chat template.
+    pub chat_template: bool,
+    /// Why the engine does not run it; `None` when it does.
+    pub refusal: Option<String>,
+}
+
+/// The tensors of one element type.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct TensorShare {
+    /// Element type.
+    pub kind: String,
+    /// How many tensors.
+    pub tensors: usize,
+    /// Elements of all of them.
+    pub weights: u64,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}
+
+/// A tokenizer's facts.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct TokenizerFacts {
+    /// The pre-tokenizer.
+    pub pre: String,
+    /// Tokens.
+    pub tokens: usize,
+    /// Begin of sequence.
+    pub bos: Option<u32>,
+    /// End of sequence.
+    pub eos: Option<u32>,
+    /// Prompts begin with BOS.
+    pub adds_bos: bool,
+    /// Bytes that no token can write.
+    pub byte_tokens_missing: usize,
+}
+
+/// Reads a file's facts and tries to load it, on `threads`.
+///
+/// # Errors
+/// [`GgufError`] when it is no readable GGUF file. A GGUF file that the engine does not run is no error: see
+/// [`Inspection::refusal`].
+pub fn inspect(path: &Path, threads: usize) -> Result<Inspection, GgufError> {
+    let gguf = Gguf::open(path)?;
+    let text = |key| gguf.metadata(key).and_then(|value| value.as_str()).map(printable);
+    let tokenizer = Tokenizer::from_gguf(&gguf).ok();
+    Ok(Inspection {
+        name: model_name(&gguf, path),
+        architecture: text("general.architecture"),
+        licence: text("general.license"),
+        bytes: gguf.file_bytes().len() as u64,
+        sha256: hex::encode(sha256(&gguf)),
+        gguf_version: gguf.version(),
+        file_type: gguf.metadata("general.file_type").and_then(|value| value.as_u64()).map(file_type),
+        tensors: shares(&gguf),
+        config: ModelConfig::from_gguf(&gguf).ok(),
+        tokenizer: tokenizer.map(|tokenizer| TokenizerFacts {
+            pre: printable(tokenizer.pre()),
+            tokens: tokenizer.vocab(),
+            bos: tokenizer.bos(),
+            eos: tokenizer.eos(),
+            adds_bos: tokenizer.adds_bos(),
+            byte_tokens_missing: tokenizer.byte_tokens_missing(),
+        }),
+        chat_template: gguf.metadata(TEMPLATE_KEY).is_some(),
+        // Only loading it tells whether all of it fits.
+        refusal: Parts::load(&gguf, threads).err().map(|error| printable(&error.to_string())),
+    })
+}
+
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
+fn shares(gguf: &Gguf) -> Vec<TensorShare> {
+    let mut by_kind: BTreeMap<TensorKind, TensorShare> = BTreeMap::new();
+    for tensor in gguf.tensor_names().filter_map(|name| gguf.tensor(name)) {
+        let none = || TensorShare { kind: tensor.kind.to_string(), tensors: 0, weights: 0, bytes: 0 };
+        let share = by_kind.entry(tensor.kind).or_insert_with(none);
+        share.tensors += 1;
+        share.weights += tensor.shape.iter().map(|&dimension| dimension as u64).product::<u64>();
+        share.bytes += tensor.bytes.len() as u64;
+    }
+    let mut shares: Vec<TensorShare> = by_kind.into_values().collect();
+    shares.sort_by_key(|share| std::cmp::Reverse(share.bytes));
+    shares
+}
+
+/// Source: `llama_ftype` of llama.cpp.
+fn file_type(number: u64) -> String {
+    let name = match number {
+        0 => "all F32",
+        1 => "mostly F16",
+        2 => "mostly Q4_0",
+        3 => "mostly Q4_1",
+        7 => "mostly Q8_0",
+        8 => "mostly Q5_0",
+        9 => "mostly Q5_1",
+        10 => "mostly Q2_K",
+        11..=13 => "mostly Q3_K",
+        14 | 15 => "mostly Q4_K",
+        16 | 17 => "mostly Q5_K",
+        18 => "mostly Q6_K",
+        32 => "mostly BF16",
+        _ => return format!("number {number}"),
+    };
+    name.to_owned()
+}
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unknown = || "not stated".to_owned();
+        let yes_no = |yes| if yes { "yes" } else { "no" };
+        let mut line = |key: &str, value: &dyn fmt::Display| writeln!(f, "{key:<16}{value}");
+        line("name", &self.name)?;
+        line("architecture", &self.architecture.clone().unwrap_or_else(unknown))?;
+        line("licence", &self.licence.clone().unwrap_or_else(unknown))?;
+        line("file", &format!("{}, GGUF version {}", bytes(self.bytes), self.gguf_version))?;
+        line("sha256", &self.sha256)?;
+        line("file type", &self.file_type.clone().unwrap_or_else(unknown))?;
+        for share in &self.tensors {
+            let TensorShare { kind, tensors, weights, bytes: size } = share;
+            line("tensors", &format!("{kind:<8} {tensors:>5} tensors {weights:>14} weights  {}", bytes(*size)))?;
+        }
+        if let Some(config) = &self.config {
+            line("context", &format!("{} tokens", config.context_length))?;
+            line("layers", &format!("{} of width {}, feed-forward {}", config.layers, config.width, config.ff_width))?;
+            let (heads, kv_heads, head_dim) = (config.heads, config.kv_heads, config.head_dim);
+            line("heads", &format!("{heads}, {kv_heads} for keys and values, of {head_dim}"))?;
+            line("vocabulary", &format!("{} tokens", config.vocab))?;
+        }
+        if let Some(tokenizer) = &self.tokenizer {
+            let number = |token: Option<u32>| token.map_or("none".to_owned(), |token| token.to_string());
+            let added = if tokenizer.adds_bos { " (added to prompts)" } else { "" };
+            let (bos, eos) = (number(tokenizer.bos), number(tokenizer.eos));
+            line("tokenizer", &format!("byte-level BPE, {}, BOS {bos}{added}, EOS {eos}", tokenizer.pre))?;
+            line("unwritable", &format!("{} of 256 bytes", tokenizer.byte_tokens_missing))?;
+        }
+        line("chat template", &yes_no(self.chat_template))?;
+        match &self.refusal {
+            None => line("runs", &"yes"),
+            Some(refusal) => line("runs", &format!("no: {refusal}")),
+        }
+    }
+}
+
+/// `98.4 MB (98362432 bytes)`.
+fn bytes(count: u64) -> String {
+    let (unit, divisor) = match count {
+        0..1_000_000 => ("kB", 1e3),
+        1_000_000..1_000_000_000 => ("MB", 1e6),
+        _ => ("GB", 1e9),
+    };
+    format!("{:.1} {unit} ({count} bytes)", count as f64 / divisor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::tests::{File, scalar};
+    use crate::test_model;
+
+    #[test]
+    fn facts_of_the_test_model() {
+        let inspection = inspect(&test_model::path(), 2).unwrap();
+        assert_eq!(inspection.refusal, None);
+        assert_eq!(inspection.name, "Smollm2-135M-8k-Lc100K-Mix1-Ep2");
+        assert_eq!(inspection.sha256, "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53");
+        let share = |kind: &str, tensors, weights, bytes| TensorShare { kind: kind.into(), tensors, weights, bytes };
+        assert_eq!(
+            inspection.tensors,
+            [
+                share("Q4_1", 210, 106_168_320, 66_355_200),
+                share("Q8_0", 1, 28_311_552, 30_081_024),
+                share("F32", 61, 35_136, 140_544),
+            ]
+        );
+        let shown = inspection.to_string();
+        for wanted in
+            ["apache-2.0", "mostly Q4_1", "8192 tokens", "9, 3 for keys and values, of 64", "runs            yes"]
+        {
+            assert!(shown.contains(wanted), "{wanted:?} in\n{shown}");
+        }
+        let json = serde_json::to_value(&inspection).unwrap();
+        assert_eq!((&json["config"]["layers"], &json["chat_template"]), (&30.into(), &true.into()));
+    }
+
+    #[test]
+    fn a_file_that_does_not_run_says_why_and_cannot_write_to_the_terminal() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("other.gguf");
+        let bytes = File::default().key("general.architecture", scalar("rwkv\u{1b}[31m")).bytes();
+        std::fs::write(&path, bytes).unwrap();
+        let inspection = inspect(&path, 1).unwrap();
+        let refusal = inspection.refusal.as_deref().unwrap();
+        assert!(refusal.contains("architecture `rwkv\u{fffd}[31m` is not supported"), "{refusal}");
+        assert!(inspection.config.is_none() && inspection.tokenizer.is_none() && !inspection.chat_template);
+        assert!(!inspection.to_string().contains('\u{1b}'));
+    }
+}
