@@ -522,7 +522,10 @@ fn add_panel<S: Simd, const R: usize, const C: usize>(
         let tokens = page.chunks_exact(2 * head_dim).skip(position % PAGE_TOKENS);
         for (position, token) in std::iter::zip(position..end, tokens) {
             let token = token[2 * dim..].as_chunks::<{ 2 * LANES }>().0;
-            let values: [S::F; C] = std::array::from_fn(|column| simd.load_f16(&token[column]));
+            let mut values = [simd.splat(0.0); C];
+            for column in 0..C {
+                values[column] = simd.load_f16(&token[column]);
+            }
             for row in 0..R {
                 let weight = simd.splat(weights[row][position]);
                 for column in 0..C {
@@ -564,7 +567,8 @@ fn join<S: Simd>(
             continue;
         }
         let largest = if segment.largest > before.largest { segment.largest } else { before.largest };
-        let [a, b] = [before.largest, segment.largest].map(|x| simd.largest(exp(simd, simd.splat(x - largest))));
+        let a = simd.largest(exp(simd, simd.splat(before.largest - largest)));
+        let b = simd.largest(exp(simd, simd.splat(segment.largest - largest)));
         joined[row] = Partial { largest, sum: before.sum * a + segment.sum * b };
         for (to, from) in std::iter::zip(to.as_chunks_mut::<LANES>().0, from.as_chunks::<LANES>().0) {
             let scaled = simd.mul(simd.load(to), simd.splat(a));

@@ -288,26 +288,23 @@ pub(crate) struct SlabMut<'a> {
 }
 
 impl SlabMut<'_> {
-    /// Stores K of one token and head, as f16 in stretches of 16 dimensions.
+    /// Stores K of one token and head: dimensions `16 * index` to `16 * index + 15`, as f16.
     #[inline(always)]
-    pub(crate) fn set_keys(&mut self, kv_head: usize, slot: usize, halves: impl Iterator<Item = Halves>) {
-        let keys = &mut self.bytes[HEADER_BYTES + kv_head * self.layout.head_bytes..][..self.layout.head_bytes];
-        let dims = keys.as_chunks_mut::<{ PAGE_TOKENS * F16_BYTES }>().0.as_chunks_mut::<LANES>().0;
-        for (dims, halves) in std::iter::zip(dims, halves) {
-            for (tokens, half) in std::iter::zip(dims, halves.as_chunks::<F16_BYTES>().0) {
-                tokens.as_chunks_mut::<F16_BYTES>().0[slot] = *half;
-            }
+    pub(crate) fn set_keys(&mut self, kv_head: usize, slot: usize, index: usize, halves: &Halves) {
+        let start = HEADER_BYTES + kv_head * self.layout.head_bytes + index * LANES * PAGE_TOKENS * F16_BYTES;
+        let dims = &mut self.bytes[start..][..LANES * PAGE_TOKENS * F16_BYTES];
+        let dims = dims.as_chunks_mut::<{ PAGE_TOKENS * F16_BYTES }>().0;
+        for (tokens, half) in std::iter::zip(dims, halves.as_chunks::<F16_BYTES>().0) {
+            tokens.as_chunks_mut::<F16_BYTES>().0[slot] = *half;
         }
     }
 
-    /// Stores V of one token and head, as f16 in stretches of 16 dimensions.
+    /// Stores V of one token and head: dimensions `16 * index` to `16 * index + 15`, as f16.
     #[inline(always)]
-    pub(crate) fn set_values(&mut self, kv_head: usize, slot: usize, halves: impl Iterator<Item = Halves>) {
+    pub(crate) fn set_values(&mut self, kv_head: usize, slot: usize, index: usize, halves: &Halves) {
         let row_bytes = self.layout.head_bytes / PAGE_TOKENS;
-        let row = &mut self.bytes[self.layout.values + kv_head * self.layout.head_bytes + slot * row_bytes..];
-        for (to, halves) in std::iter::zip(row[..row_bytes].as_chunks_mut::<{ LANES * F16_BYTES }>().0, halves) {
-            *to = halves;
-        }
+        let start = self.layout.values + kv_head * self.layout.head_bytes + slot * row_bytes;
+        self.bytes[start..][..row_bytes].as_chunks_mut::<{ LANES * F16_BYTES }>().0[index] = *halves;
     }
 }
 

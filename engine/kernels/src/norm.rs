@@ -69,12 +69,10 @@ impl Kernel for RmsNorm<'_> {
         let scale = simd.splat(1.0 / (mean + self.eps).sqrt());
         let blocks = std::iter::zip(self.x.as_chunks::<BLOCK>().0, self.weight.as_chunks::<BLOCK>().0);
         for (block, (x, weight)) in blocks.enumerate() {
-            let half = |from: usize| {
-                let (x, weight) = (load_half(simd, x, from), load_half(simd, weight, from));
-                simd.mul(simd.mul(x, scale), weight)
-            };
+            let low = simd.mul(simd.mul(load_half(simd, x, 0), scale), load_half(simd, weight, 0));
+            let high = simd.mul(simd.mul(load_half(simd, x, LANES), scale), load_half(simd, weight, LANES));
             // SAFETY: one thread works on a token, and each of its blocks is written once.
-            unsafe { self.out.quantise(simd, self.token, block, half(0), half(LANES)) };
+            unsafe { self.out.quantise(simd, self.token, block, low, high) };
         }
     }
 }

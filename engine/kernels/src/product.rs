@@ -2,6 +2,9 @@
 //!
 //! Bits: inside a block of 32 columns the sum is of integers and therefore exact; over blocks it is f32 in ascending
 //! order, the same for any number of tokens at a time and any division over threads.
+//!
+//! Whatever touches a vector must be inlined into the function that enables its instructions, so closures that do are
+//! marked, and none is passed to the standard library.
 
 use std::ops::Range;
 
@@ -90,15 +93,27 @@ impl Kernel for Store<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        each_panel(self.input, |tokens| {
-            for tile in self.tiles.clone() {
-                each_product(simd, self.matrix, tile, self.input, tokens.clone(), |token, lanes| {
-                    let start = token * self.stride + self.column + tile * TILE;
-                    // SAFETY: one thread works on a tile, and its columns are written by nobody else.
-                    store(simd, lanes, unsafe { self.out.part(start..start + TILE) });
-                });
-            }
-        });
+        each_panel(
+            self.input,
+            #[inline(always)]
+            |tokens| {
+                for tile in self.tiles.clone() {
+                    each_product(
+                        simd,
+                        self.matrix,
+                        tile,
+                        self.input,
+                        tokens.clone(),
+                        #[inline(always)]
+                        |token, lanes| {
+                            let start = token * self.stride + self.column + tile * TILE;
+                            // SAFETY: one thread works on a tile, and its columns are written by nobody else.
+                            store(simd, lanes, unsafe { self.out.part(start..start + TILE) });
+                        },
+                    );
+                }
+            },
+        );
     }
 }
 
@@ -114,17 +129,29 @@ impl Kernel for Add<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        each_panel(self.input, |tokens| {
-            for tile in self.tiles.clone() {
-                each_product(simd, self.matrix, tile, self.input, tokens.clone(), |token, lanes| {
-                    let start = token * self.stride + tile * TILE;
-                    // SAFETY: one thread works on a tile, and its columns are touched by nobody else.
-                    let residual = unsafe { self.residual.part(start..start + TILE) };
-                    let sum = simd.add(load(simd, residual), lanes);
-                    store(simd, sum, residual);
-                });
-            }
-        });
+        each_panel(
+            self.input,
+            #[inline(always)]
+            |tokens| {
+                for tile in self.tiles.clone() {
+                    each_product(
+                        simd,
+                        self.matrix,
+                        tile,
+                        self.input,
+                        tokens.clone(),
+                        #[inline(always)]
+                        |token, lanes| {
+                            let start = token * self.stride + tile * TILE;
+                            // SAFETY: one thread works on a tile, and its columns are touched by nobody else.
+                            let residual = unsafe { self.residual.part(start..start + TILE) };
+                            let sum = simd.add(load(simd, residual), lanes);
+                            store(simd, sum, residual);
+                        },
+                    );
+                }
+            },
+        );
     }
 }
 
@@ -140,32 +167,53 @@ impl Kernel for SwiGlu<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        each_panel(self.input, |tokens| {
-            for block in self.blocks.clone() {
-                for first in tokens.clone().step_by(TOKENS_AT_ONCE) {
-                    let tokens = first..tokens.end.min(first + TOKENS_AT_ONCE);
-                    let mut hidden = [[[0.0; TILE]; 2]; TOKENS_AT_ONCE];
-                    for half in 0..2 {
-                        let tile = 2 * block + half;
-                        each_product(simd, self.gate, tile, self.input, tokens.clone(), |token, gate| {
-                            simd.store(gate, &mut hidden[token - first][half]);
-                        });
-                        each_product(simd, self.up, tile, self.input, tokens.clone(), |token, up| {
-                            let hidden = &mut hidden[token - first][half];
-                            let gate = simd.load(hidden);
-                            let one = simd.splat(1.0);
-                            let silu = simd.div(gate, simd.add(one, exp(simd, simd.sub(simd.splat(0.0), gate))));
-                            simd.store(simd.mul(silu, up), hidden);
-                        });
-                    }
-                    for token in tokens {
-                        let [low, high] = hidden[token - first];
-                        // SAFETY: one thread works on a block of columns.
-                        unsafe { self.out.quantise(simd, token, block, simd.load(&low), simd.load(&high)) };
+        each_panel(
+            self.input,
+            #[inline(always)]
+            |tokens| {
+                for block in self.blocks.clone() {
+                    for first in tokens.clone().step_by(TOKENS_AT_ONCE) {
+                        let tokens = first..tokens.end.min(first + TOKENS_AT_ONCE);
+                        let mut hidden = [[[0.0; TILE]; 2]; TOKENS_AT_ONCE];
+                        for half in 0..2 {
+                            let tile = 2 * block + half;
+                            each_product(
+                                simd,
+                                self.gate,
+                                tile,
+                                self.input,
+                                tokens.clone(),
+                                #[inline(always)]
+                                |token, gate| {
+                                    simd.store(gate, &mut hidden[token - first][half]);
+                                },
+                            );
+                            each_product(
+                                simd,
+                                self.up,
+                                tile,
+                                self.input,
+                                tokens.clone(),
+                                #[inline(always)]
+                                |token, up| {
+                                    let hidden = &mut hidden[token - first][half];
+                                    let gate = simd.load(hidden);
+                                    let one = simd.splat(1.0);
+                                    let silu =
+                                        simd.div(gate, simd.add(one, exp(simd, simd.sub(simd.splat(0.0), gate))));
+                                    simd.store(simd.mul(silu, up), hidden);
+                                },
+                            );
+                        }
+                        for token in tokens {
+                            let [low, high] = hidden[token - first];
+                            // SAFETY: one thread works on a block of columns.
+                            unsafe { self.out.quantise(simd, token, block, simd.load(&low), simd.load(&high)) };
+                        }
                     }
                 }
-            }
-        });
+            },
+        );
     }
 }
 
@@ -250,7 +298,10 @@ fn bytes<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activations, fir
             prefetch(simd, block);
         }
         let inputs: [_; N] = std::array::from_fn(|token| input.block(first + token, index));
-        let mut dots: [_; N] = std::array::from_fn(|token| simd.dot_offset_start(inputs[token].correction));
+        let mut dots = [simd.splat_i32(0); N];
+        for token in 0..N {
+            dots[token] = simd.dot_offset_start(inputs[token].correction);
+        }
         for (quad, bytes) in block.as_chunks::<64>().0.iter().enumerate() {
             let bytes = simd.load_bytes(bytes);
             for token in 0..N {

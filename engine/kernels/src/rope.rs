@@ -222,9 +222,11 @@ fn append_token<S: Simd>(
         let head = kv_head * shape.head_dim..(kv_head + 1) * shape.head_dim;
         rotated.copy_from_slice(&keys[head.clone()]);
         rope.rotate(token, rotated);
-        let halves = rotated.as_chunks::<LANES>().0.iter().map(|lanes| simd.to_f16(simd.load(lanes)));
-        slab.set_keys(kv_head, slot, halves);
-        let halves = values[head].as_chunks::<LANES>().0.iter().map(|lanes| simd.to_f16(simd.load(lanes)));
-        slab.set_values(kv_head, slot, halves);
+        for (index, lanes) in rotated.as_chunks::<LANES>().0.iter().enumerate() {
+            slab.set_keys(kv_head, slot, index, &simd.to_f16(simd.load(lanes)));
+        }
+        for (index, lanes) in values[head].as_chunks::<LANES>().0.iter().enumerate() {
+            slab.set_values(kv_head, slot, index, &simd.to_f16(simd.load(lanes)));
+        }
     }
 }
