@@ -12,6 +12,7 @@ Writes beside itself:
     greedy.json       greedy continuations: prompt tokens, generated tokens, for each the runner-up and the margin
     first_logits.f32  for each of those prompts the logits of its last token, little-endian f32: every 16th of the
                       vocabulary, then the 64 largest (their tokens are in greedy.json)
+    exact_logits.f32  the same logits of the same prompts, computed in f32 by oracle.py: what both engines approximate
 One thread, no flash attention, f16 KV cache (llama.cpp's default), weights as they are in the file: neither AMX nor
 repacking, whose results would depend on the machine.
 """
@@ -25,6 +26,8 @@ from pathlib import Path
 import llama_cpp
 import numpy
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from oracle import Oracle
 
 HERE = Path(__file__).parent
 NEW_TOKENS = 48
@@ -200,11 +203,13 @@ def main():
 
     prompts = {name: chat_tokens(vocabulary, template, messages) for name, messages in CONVERSATIONS.items()}
     prompts |= {name: vocabulary.ordinary(text) for name, text in TEXTS.items()}
-    cases, blob = [], b""
+    cases, blob, exact, oracle = [], b"", b"", Oracle(path)
     for name, prompt in prompts.items():
         first, steps, ended = greedy(llama, prompt)
         top = numpy.argsort(-first, kind="stable")[:TOP]
         blob += first[::STRIDE].astype("<f4").tobytes() + first[top].astype("<f4").tobytes()
+        row = oracle.logits(prompt)
+        exact += row[::STRIDE].astype("<f4").tobytes() + row[top].astype("<f4").tobytes()
         text = llama.detokenize([s[0] for s in steps]).decode(errors="replace")
         cases.append({"name": name, "prompt": prompt, "steps": steps, "ended": ended, "text": text, "top": top.tolist()})
         print(f"{name}: {len(prompt)} + {len(steps)}: {text[:70]!r}", flush=True)
@@ -213,6 +218,7 @@ def main():
         {"llama_cpp_python": llama_cpp.__version__, "vocab": llama.n_vocab(), "stride": STRIDE, "cases": cases},
     )
     (HERE / "first_logits.f32").write_bytes(blob)
+    (HERE / "exact_logits.f32").write_bytes(exact)
 
 
 def write(name, value):
