@@ -45,8 +45,7 @@ fn run_tests(root: &Path, phases: &mut Phases, filter: &[String]) -> Result<()> 
         setup::foreign_tools()
     })?;
     if !chosen || filter.iter().any(|word| word.ends_with("e2e")) {
-        // The end-to-end tests start them.
-        phases.run("programs", || setup::programs(root))?;
+        phases.run("build", || setup::programs(root))?;
     }
     phases.run("model", || setup::model(root))?;
     if filter.is_empty() {

@@ -164,9 +164,9 @@ pub(crate) fn model(root: &Path) -> Result<()> {
     execute(Command::new(target(root).join("debug/bulkhead")).args(["model", "fetch"]))
 }
 
-/// Builds the programs as they are shipped, without the features that tests ask for.
+/// Builds the programs that the end-to-end tests start, and the tests with them: together they share every library.
 pub(crate) fn programs(root: &Path) -> Result<()> {
-    execute(cargo(root).args(["build", "--workspace", "--bins", "--locked"]))
+    execute(cargo(root).args(["build", "--workspace", "--bins", "--tests", "--locked"]))
 }
 
 /// Where cargo builds.

@@ -1,0 +1,272 @@
+//! The command line: what can be asked for, and who answers it.
+//!
+//! Results go to stdout, everything said on the way there to stderr.
+#![allow(clippy::print_stdout, reason = "a command-line program: stdout is where its results go")]
+
+mod bench;
+mod chat;
+mod demo;
+mod doctor;
+mod environment;
+mod fetch;
+mod http_client;
+mod key;
+mod machine;
+mod serve;
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::io::{self, IsTerminal};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use tracing_subscriber::filter::{EnvFilter, LevelFilter};
+
+/// Multi-tenant LLM gateway that can prove who saw what
+#[derive(Parser)]
+#[command(name = "bulkhead", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start a gateway with two tenants on this machine and show how to use it
+    Demo(DemoArguments),
+    /// Start a gateway from a configuration file
+    Serve {
+        /// The TOML file; deploy/bulkhead.toml shows every setting
+        #[arg(long)]
+        config: PathBuf,
+    },
+    /// Talk to a running gateway
+    Chat {
+        /// Where the gateway listens
+        #[arg(long, default_value = "http://127.0.0.1:8080")]
+        address: String,
+        /// API key; better given as BULKHEAD_API_KEY, which others on this machine do not see
+        #[arg(long)]
+        key: Option<String>,
+    },
+    /// Get or describe model files
+    #[command(subcommand)]
+    Model(ModelCommand),
+    /// Measure
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// API keys
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// Say what Bulkhead finds on this machine
+    Doctor,
+}
+
+#[derive(Args)]
+struct DemoArguments {
+    /// Print one line of JSON when ready, and nothing else, to stdout
+    #[arg(long)]
+    json: bool,
+    /// A GGUF file of the Llama family instead of the default model
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// Where to listen; port 0 takes a free one
+    #[arg(long, default_value = "127.0.0.1:8080")]
+    listen: SocketAddr,
+    /// Folder for the audit log and the key secret, kept afterwards; a temporary one when not given
+    #[arg(long)]
+    data_dir: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum ModelCommand {
+    /// Fetch the default model (93 MB) into the user's data folder, if it is not there
+    Fetch,
+    /// Say what a GGUF file holds and whether it can be served
+    Inspect {
+        /// The file
+        file: PathBuf,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Subcommand)]
+enum BenchCommand {
+    /// Prefill and decode speed, time to first token and memory of the engine
+    Engine {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+        /// A GGUF file instead of the default model
+        #[arg(long)]
+        model: Option<PathBuf>,
+        /// Compute threads; as many as there are cores when not given
+        #[arg(long)]
+        threads: Option<usize>,
+        /// Counted repetitions of each measurement
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+        repetitions: u16,
+        /// Another engine to measure in turn with ours
+        #[arg(long)]
+        peer: Option<PeerName>,
+        /// The Python that has the peer's package
+        #[arg(long, default_value = "python3", requires = "peer")]
+        peer_python: PathBuf,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum PeerName {
+    /// llama.cpp through its Python package
+    LlamaCppPython,
+}
+
+#[derive(Subcommand)]
+enum KeyCommand {
+    /// Make a key; prints it once, and the lines for the configuration
+    New {
+        /// The tenant's name: 1 to 63 of `a-z`, `0-9`, `-`
+        tenant: String,
+        /// The gateway's configuration, whose data folder holds the secret that the hash is made with
+        #[arg(long, conflicts_with = "data_dir", required_unless_present = "data_dir")]
+        config: Option<PathBuf>,
+        /// The data folder itself
+        #[arg(long)]
+        data_dir: Option<PathBuf>,
+    },
+}
+
+/// Reads the command line and does what it says.
+pub(crate) fn run() -> Result<()> {
+    match Arguments::parse().command {
+        Command::Demo(DemoArguments { json, model, listen, data_dir }) => {
+            start_log(LevelFilter::WARN)?;
+            block_on(demo::run(demo::Options { json, model, listen, data_dir }))
+        }
+        Command::Serve { config } => {
+            start_log(LevelFilter::INFO)?;
+            block_on(serve::run(&config))
+        }
+        Command::Chat { address, key } => {
+            let key = key.or_else(environment::api_key).context("no key: give --key KEY or set BULKHEAD_API_KEY")?;
+            block_on(chat::run(&address, &key))
+        }
+        Command::Model(ModelCommand::Fetch) => {
+            println!("{}", default_model()?.display());
+            Ok(())
+        }
+        Command::Model(ModelCommand::Inspect { file, json }) => {
+            let inspection = engine_model::inspect(&file, machine::cores())
+                .with_context(|| format!("`{}` is not a model file", file.display()))?;
+            print(&inspection, json)
+        }
+        Command::Bench(BenchCommand::Engine { json, model, threads, repetitions, peer, peer_python }) => {
+            let options = bench::Options {
+                model: model.map_or_else(default_model, Ok)?,
+                threads: threads.unwrap_or_else(machine::cores),
+                repetitions: repetitions.into(),
+                peer_python: peer.map(|PeerName::LlamaCppPython| peer_python),
+            };
+            print(&block_on(bench::engine(&options))?, json)
+        }
+        Command::Key(KeyCommand::New { tenant, config, data_dir }) => {
+            println!("{}", key::new(&tenant, config.as_deref(), data_dir.as_deref())?);
+            Ok(())
+        }
+        Command::Doctor => Ok(doctor::report(&mut io::stdout().lock())?),
+    }
+}
+
+/// The default model's path; fetches it when it is missing.
+fn default_model() -> Result<PathBuf> {
+    let folder = environment::data_home()
+        .context("there is no folder for the model: set HOME or XDG_DATA_HOME, or give a file with --model PATH")?;
+    fetch::fetch(&folder)
+}
+
+fn print(result: &(impl serde::Serialize + std::fmt::Display), json: bool) -> Result<()> {
+    if json {
+        println!("{}", serde_json::to_string(result)?);
+    } else {
+        println!("{result}");
+    }
+    Ok(())
+}
+
+fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(work);
+    // A thread that waits for the terminal's next line is left behind rather than waited for.
+    runtime.shutdown_background();
+    result
+}
+
+/// Logs to stderr. The HTTP library's own messages are off at every level: they may repeat the head of a request, and
+/// with it a key.
+fn start_log(level: LevelFilter) -> Result<()> {
+    let mut filter = EnvFilter::builder()
+        .with_default_directive(level.into())
+        .parse(environment::log_filter().unwrap_or_default())
+        .context("BULKHEAD_LOG is not a log filter")?;
+    for library in ["pingora", "pingora_core", "pingora_http", "pingora_error", "pingora_rustls"] {
+        filter = filter.add_directive(format!("{library}=off").parse()?);
+    }
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .try_init()
+        .map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parses(line: &str) -> bool {
+        Arguments::try_parse_from(line.split(' ')).is_ok()
+    }
+
+    #[test]
+    fn the_command_line_contradicts_itself_nowhere() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_is_read() {
+        for line in [
+            "bulkhead demo",
+            "bulkhead demo --json --model m.gguf --listen 127.0.0.1:0 --data-dir d",
+            "bulkhead serve --config c.toml",
+            "bulkhead chat --address http://127.0.0.1:1 --key k",
+            "bulkhead model inspect m.gguf --json",
+            "bulkhead model fetch",
+            "bulkhead bench engine --json --model m --threads 2 --repetitions 1 --peer llama-cpp-python --peer-python p",
+            "bulkhead key new acme --data-dir d",
+            "bulkhead doctor",
+        ] {
+            assert!(parses(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn half_commands_are_refused() {
+        for line in [
+            "bulkhead",
+            "bulkhead serve",
+            "bulkhead demo --listen 8080",
+            "bulkhead demo --listen localhost",
+            "bulkhead model inspect",
+            "bulkhead bench engine --repetitions 0",
+            "bulkhead bench engine --peer-python p",
+            "bulkhead bench engine --peer other",
+            "bulkhead key new --data-dir d",
+            "bulkhead key new acme",
+            "bulkhead key new acme --data-dir d --config c",
+        ] {
+            assert!(!parses(line), "{line}");
+        }
+    }
+}

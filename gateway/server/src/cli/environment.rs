@@ -1,0 +1,37 @@
+//! The one place that reads the process's environment. Everything else is told what it needs.
+
+use std::path::PathBuf;
+
+/// Where this user's data lives: `$XDG_DATA_HOME` when it is an absolute path, else `~/.local/share`.
+pub(crate) fn data_home() -> Option<PathBuf> {
+    choose_data_home(std::env::var_os("XDG_DATA_HOME").map(Into::into), std::env::var_os("HOME").map(Into::into))
+}
+
+/// The key that `chat` uses when none is given: an argument is seen by everybody on the machine, a variable is not.
+pub(crate) fn api_key() -> Option<String> {
+    std::env::var("BULKHEAD_API_KEY").ok().filter(|key| !key.is_empty())
+}
+
+/// What to log, in `tracing`'s notation, such as `debug` or `warn,engine_runtime=debug`.
+pub(crate) fn log_filter() -> Option<String> {
+    std::env::var("BULKHEAD_LOG").ok().filter(|filter| !filter.is_empty())
+}
+
+fn choose_data_home(xdg: Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
+    // The specification says that a relative path is to be ignored.
+    xdg.filter(|path| path.is_absolute()).or_else(|| home.map(|home| home.join(".local/share")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relative_data_home_is_ignored() {
+        let choose =
+            |xdg: Option<&str>, home: Option<&str>| choose_data_home(xdg.map(Into::into), home.map(Into::into));
+        assert_eq!(choose(Some("/data"), Some("/h")), Some("/data".into()));
+        assert_eq!(choose(Some("data"), Some("/h")), Some("/h/.local/share".into()));
+        assert_eq!(choose(Some(""), None), None);
+    }
+}

@@ -1,0 +1,90 @@
+//! `bulkhead serve`, and what the demo shares with it: loading a model, starting a gateway, ending it well.
+
+use anyhow::{Context, Result};
+use engine_model::Model;
+use engine_runtime::Engine;
+use gateway_server::{Config, Gateway};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Responses in progress may take this long after the first signal: several times a long answer.
+const DRAIN_LIMIT: Duration = Duration::from_secs(120);
+
+/// Runs a gateway until a signal.
+pub(crate) async fn run(config: &Path) -> Result<()> {
+    // Listening from the beginning: a signal during the start must not be lost.
+    let mut signals = Signals::listen()?;
+    let config = Config::read(config)?;
+    let Some(gateway) = signals.unless(start(config)).await else { return Ok(()) };
+    let gateway = gateway?;
+    eprintln!("listening on http://{}", gateway.address());
+    signals.next().await;
+    drain(gateway, &mut signals).await
+}
+
+/// Loads the model and starts everything.
+pub(crate) async fn start(config: Config) -> Result<Gateway> {
+    let (path, threads) = (config.model.clone(), config.engine.threads);
+    let load = tokio::task::spawn_blocking(move || {
+        Model::load(&path, threads).with_context(|| format!("the model `{}` cannot be loaded", path.display()))
+    });
+    let model = load.await.context("loading the model was interrupted")??;
+    let engine = Engine::start(Arc::new(model), config.engine)?;
+    Ok(Gateway::start(config, engine).await?)
+}
+
+/// Lets responses in progress finish; a second signal ends them.
+pub(crate) async fn drain(gateway: Gateway, signals: &mut Signals) -> Result<()> {
+    eprintln!("stopping: responses in progress may finish; once more to stop at once");
+    match signals.unless(gateway.drain(DRAIN_LIMIT)).await {
+        Some(true) => eprintln!("stopped"),
+        Some(false) => eprintln!("stopped; some responses were cut and are in the log as aborted"),
+        None => eprintln!("stopped at once"),
+    }
+    Ok(())
+}
+
+/// The signals that ask a process to end.
+pub(crate) struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    pub(crate) fn listen() -> Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    /// Waits for the next one.
+    pub(crate) async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+
+    /// The work's result, unless a signal comes first; the work is dropped then.
+    pub(crate) async fn unless<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            result = work => Some(result),
+            () = self.next() => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_configuration_shows_the_defaults() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/bulkhead.toml");
+        let shown = Config::read(&file).unwrap();
+        let defaults = Config::new(&shown.data_dir, &shown.model);
+        assert_eq!((shown.listen, shown.origin), (defaults.listen, defaults.origin));
+        assert_eq!((shown.engine, shown.limits, shown.metrics), (defaults.engine, defaults.limits, defaults.metrics));
+        assert!(shown.tenants.is_empty() && shown.rules.is_none());
+    }
+}
