@@ -3,7 +3,7 @@
 
 use crate::trace::{PageClass, PageRecord};
 use policies_domain::{Completion, FinishReason, Generation, Label, PageId, PageRead, Permit, RequestId, Step};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Text that passed the gate. There is no other way to make one, and `send` takes nothing else.
 #[derive(Debug)]
@@ -100,7 +100,8 @@ pub enum Violation {
         /// The number that was due.
         wanted: u32,
     },
-    /// One request saw the same page in two lives: it was freed and given out again while it was being read.
+    /// One request saw the same page in two lives: it was freed and given out again while it was being read. (A
+    /// sequence that was restarted reads its pages in newer lives, and must not read one of the ended lives again.)
     #[error("step {step} read `{page}` in generation {}, an earlier step in generation {}", held.0, wanted.0)]
     StaleGeneration {
         /// The step.
@@ -132,9 +133,10 @@ pub struct Gate {
     records: Vec<PageRecord>,
     /// The latest record of each page.
     latest: HashMap<PageId, usize>,
+    /// What the sequence had read before it lost its pages and began anew: those lives are over.
+    ended: HashMap<PageId, Generation>,
     /// Records of the previous step's trace, by position: block tables grow at the end, so nearly every look-up is here.
     previous: Vec<usize>,
-    pages: PageCounts,
     closed_by: Option<Violation>,
 }
 
@@ -160,8 +162,8 @@ impl Gate {
             tokens: 0,
             records: Vec::new(),
             latest: HashMap::new(),
+            ended: HashMap::new(),
             previous: Vec::new(),
-            pages: PageCounts::default(),
             closed_by: None,
         }
     }
@@ -210,10 +212,21 @@ impl Gate {
         &self.records
     }
 
-    /// Distinct pages read so far.
+    /// Distinct pages read so far. Walks all records: for the end of a response.
     #[must_use]
     pub fn pages(&self) -> PageCounts {
-        self.pages
+        let (mut seen, mut pages) = (HashSet::new(), PageCounts::default());
+        for record in &self.records {
+            let class = PageClass::of(record.label, self.clearance);
+            if seen.insert((record.page, record.generation, class)) {
+                match class {
+                    PageClass::Own => pages.own += 1,
+                    PageClass::Public => pages.public += 1,
+                    PageClass::Nobody | PageClass::Other => pages.foreign += 1,
+                }
+            }
+        }
+        pages
     }
 
     /// Steps that passed.
@@ -234,6 +247,12 @@ impl Gate {
         }
         if step.index != self.step_next {
             return Err(Violation::StepGap { held: step.index, wanted: self.step_next });
+        }
+        if step.restarted {
+            let records = &self.records;
+            let lives = self.latest.drain().filter_map(|(page, number)| Some((page, records.get(number)?.generation)));
+            self.ended.extend(lives);
+            self.previous.clear();
         }
         // The whole trace is recorded even when an early page fails: the counts are evidence.
         let mut violation = None;
@@ -262,21 +281,18 @@ impl Gate {
         let same_life = earlier.is_some_and(|e| e.generation == read.generation && e.label == read.label);
         let number = match known {
             Some(number) if same_life && self.records.get_mut(number).is_some_and(|r| r.extend(step)) => number,
-            _ => {
-                if !same_life {
-                    self.count(read.label);
-                }
-                self.record(read, step)
-            }
+            _ => self.record(read, step),
         };
         match self.previous.get_mut(position) {
             Some(place) => *place = number,
             None => self.previous.push(number),
         }
-        if let Some(record) = earlier
-            && record.generation != read.generation
-        {
-            let (held, wanted) = (read.generation, record.generation);
+        let stale = match earlier {
+            Some(record) => (record.generation != read.generation).then_some(record.generation),
+            None => self.ended.get(&read.page).copied().filter(|ended| read.generation <= *ended),
+        };
+        if let Some(wanted) = stale {
+            let held = read.generation;
             return Err(Violation::StaleGeneration { step, page: read.page, held, wanted });
         }
         if read.label.flows_to(self.clearance) {
@@ -303,13 +319,5 @@ impl Gate {
         });
         self.latest.insert(read.page, number);
         number
-    }
-
-    fn count(&mut self, label: Label) {
-        match PageClass::of(label, self.clearance) {
-            PageClass::Own => self.pages.own += 1,
-            PageClass::Public => self.pages.public += 1,
-            PageClass::Nobody | PageClass::Other => self.pages.foreign += 1,
-        }
     }
 }

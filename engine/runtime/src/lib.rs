@@ -1,1 +1,26 @@
-//! 
+//! The engine as the gateway sees it: tokenize, submit, read steps.
+//!
+//! One thread owns the KV store and runs the step loop ([`step`]); requests reach it through a bounded inbox, steps
+//! come back through one bounded channel each. Dropping [`Steps`] cancels: a running prefill stops within one layer.
+//! What this crate refuses to do: to decide whether a step's text may be sent. It reports what was read.
+#![forbid(unsafe_code)]
+
+mod config;
+mod detokenizer;
+mod engine;
+#[cfg(feature = "fault-injection")]
+mod fault;
+mod inbox;
+mod running;
+mod sampling;
+mod sequence;
+mod step;
+mod steps;
+
+pub use config::{EngineConfig, StartEngineError};
+pub use engine::{Engine, EngineStats, SubmitError};
+#[cfg(feature = "fault-injection")]
+pub use fault::Fault;
+pub use sampling::Sampling;
+pub use sequence::{PromptInput, Sequence, TokenizeError};
+pub use steps::{StepError, Steps, Timings, Usage};

@@ -52,6 +52,8 @@ pub struct Step {
     pub index: u32,
     /// What the step read.
     pub trace: PageTrace,
+    /// The sequence lost all its pages before this step (preemption) and is computed anew from its first token.
+    pub restarted: bool,
     /// Completion tokens sampled in this step: 0 (prefill chunk) or 1.
     pub tokens: u32,
     /// Text that became final in this step; may be empty (an unfinished character, a possible stop string).

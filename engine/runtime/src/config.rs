@@ -1,0 +1,99 @@
+//! Sizes of one engine, and what can go wrong before it runs.
+
+use engine_kv::PAGE_TOKENS;
+
+/// Sizes and bounds of one engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Compute threads.
+    pub threads: usize,
+    /// KV pages of [`PAGE_TOKENS`] tokens. Their memory is touched only as they are used.
+    pub pages: usize,
+    /// Sequences that prefill or decode at the same time.
+    pub sequences_max: usize,
+    /// Requests that may wait for their turn; one more is refused.
+    pub queue_max: usize,
+    /// Prompt tokens that one prefill step takes. Running decodes wait that long.
+    pub prefill_chunk_tokens: usize,
+}
+
+impl EngineConfig {
+    /// 65,536 tokens: 64 conversations of a thousand tokens, as many as run at the same time by default.
+    pub const PAGES: usize = 4096;
+    /// The batch width up to which a step is bound by memory rather than arithmetic, and then some.
+    pub const SEQUENCES_MAX: usize = 64;
+    /// Beyond this a newcomer would wait for minutes: better told at once.
+    pub const QUEUE_MAX: usize = 256;
+    /// 50 to 100 ms of a two-core machine with the default model: the longest pause that a decode sees.
+    pub const PREFILL_CHUNK_TOKENS: usize = 128;
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            pages: Self::PAGES,
+            sequences_max: Self::SEQUENCES_MAX,
+            queue_max: Self::QUEUE_MAX,
+            prefill_chunk_tokens: Self::PREFILL_CHUNK_TOKENS,
+        }
+    }
+}
+
+/// Why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartEngineError {
+    /// A size is zero or beyond what the machine's integers hold.
+    #[error("engine setting `{name}` is {value}, it must be between 1 and {value_max}")]
+    Setting {
+        /// The field of [`EngineConfig`].
+        name: &'static str,
+        /// As given.
+        value: usize,
+        /// The largest sensible value.
+        value_max: usize,
+    },
+    /// The KV store could not be made.
+    #[error("the KV store could not be made")]
+    Store(#[from] engine_kernels::KvStoreError),
+    /// The system gave no random bytes for the page tags.
+    #[error("the system gave no random bytes")]
+    Entropy,
+    /// The engine's thread could not be started.
+    #[error("the engine's thread could not be started")]
+    Thread(#[from] std::io::Error),
+}
+
+impl EngineConfig {
+    pub(crate) fn check(&self) -> Result<(), StartEngineError> {
+        let bounds = [
+            ("threads", self.threads, 1024),
+            ("pages", self.pages, u32::MAX as usize / PAGE_TOKENS),
+            ("sequences_max", self.sequences_max, 4096),
+            ("queue_max", self.queue_max, 1 << 20),
+            ("prefill_chunk_tokens", self.prefill_chunk_tokens, 4096),
+        ];
+        match bounds.into_iter().find(|(_, value, value_max)| *value == 0 || value > value_max) {
+            Some((name, value, value_max)) => Err(StartEngineError::Setting { name, value, value_max }),
+            None => Ok(()),
+        }
+    }
+
+    /// Tokens that one forward pass may take: a prefill chunk, or one token of every sequence.
+    pub(crate) fn step_tokens_max(&self) -> usize {
+        self.prefill_chunk_tokens.max(self.sequences_max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_of_zero_is_named() {
+        assert!(EngineConfig::default().check().is_ok());
+        let error = EngineConfig { pages: 0, ..EngineConfig::default() }.check().unwrap_err();
+        assert_eq!(error.to_string(), "engine setting `pages` is 0, it must be between 1 and 268435455");
+        assert!(EngineConfig { threads: 5000, ..EngineConfig::default() }.check().is_err());
+    }
+}

@@ -1,0 +1,287 @@
+//! From logits to one token.
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use std::cmp::Ordering;
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+
+/// How a request wants its tokens chosen. The caller has checked the ranges.
+///
+/// Order of the steps: penalties, temperature, `min_p`, `top_k`, `top_p`, draw (as vLLM documents it).
+#[derive(Clone, PartialEq)]
+pub struct Sampling {
+    /// Completion tokens at most; `None`: to the end of the context.
+    pub max_tokens: Option<usize>,
+    /// 0 is greedy: the likeliest token, the lower id of two equals.
+    pub temperature: f32,
+    /// Smallest set of tokens whose probability reaches this; 1 is off.
+    pub top_p: f32,
+    /// The likeliest so many; 0 is off.
+    pub top_k: usize,
+    /// At least this fraction of the likeliest token's probability; 0 is off.
+    pub min_p: f32,
+    /// The same seed, prompt and model give the same tokens.
+    pub seed: u64,
+    /// Divides the positive logits of tokens seen in prompt or completion, multiplies the negative ones; 1 is off.
+    pub repetition_penalty: f32,
+    /// Taken from the logit of every token seen in the completion; 0 is off.
+    pub presence_penalty: f32,
+    /// Taken from the logit once for each time the token was seen in the completion; 0 is off.
+    pub frequency_penalty: f32,
+    /// The completion ends before the first of these.
+    pub stop: Vec<String>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            max_tokens: None,
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            seed: 0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            stop: Vec::new(),
+        }
+    }
+}
+
+impl fmt::Debug for Sampling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Stop strings are the client's text.
+        write!(f, "Sampling(temperature {}, {} stop strings)", self.temperature, self.stop.len())
+    }
+}
+
+/// Chooses the tokens of one sequence. Draws one number for each token, so that its state is a function of the seed
+/// and the number of tokens alone.
+pub(crate) struct Sampler {
+    sampling: Sampling,
+    generator: ChaCha8Rng,
+    prompt: HashSet<u32>,
+    completion: HashMap<u32, u32>,
+}
+
+/// A candidate: its weight (not normalised) and its token.
+type Candidate = (f32, u32);
+
+impl Sampler {
+    pub(crate) fn new(sampling: Sampling, prompt: &[u32]) -> Self {
+        let repeats = sampling.repetition_penalty != 1.0;
+        let prompt = if repeats { prompt.iter().copied().collect() } else { HashSet::new() };
+        let generator = ChaCha8Rng::seed_from_u64(sampling.seed);
+        Self { sampling, generator, prompt, completion: HashMap::new() }
+    }
+
+    /// `logits` [vocab]. `None` when they hold no finite maximum: the model computed nonsense.
+    pub(crate) fn sample(&mut self, logits: &[f32]) -> Option<u32> {
+        if logits.iter().any(|logit| logit.is_nan()) {
+            return None;
+        }
+        let draw = self.generator.next_u64();
+        let adjusted = self.penalise(logits);
+        let logits = adjusted.as_deref().unwrap_or(logits);
+        let token = if self.sampling.temperature == 0.0 { argmax(logits)? } else { self.draw(logits, draw)? };
+        if self.penalises() {
+            *self.completion.entry(token).or_default() += 1;
+        }
+        Some(token)
+    }
+
+    fn penalises(&self) -> bool {
+        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.sampling;
+        repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0
+    }
+
+    fn penalise(&self, logits: &[f32]) -> Option<Vec<f32>> {
+        if !self.penalises() {
+            return None;
+        }
+        let mut logits = logits.to_vec();
+        let repetition = self.sampling.repetition_penalty;
+        let fresh = self.prompt.iter().filter(|token| !self.completion.contains_key(token));
+        for token in fresh.chain(self.completion.keys()) {
+            if let Some(logit) = logits.get_mut(*token as usize) {
+                *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
+            }
+        }
+        for (token, count) in &self.completion {
+            if let Some(logit) = logits.get_mut(*token as usize) {
+                *logit -= self.sampling.presence_penalty + self.sampling.frequency_penalty * *count as f32;
+            }
+        }
+        Some(logits)
+    }
+
+    fn draw(&self, logits: &[f32], draw: u64) -> Option<u32> {
+        let Sampling { temperature, top_p, top_k, min_p, .. } = self.sampling;
+        let best = logits[argmax(logits)? as usize];
+        let mut candidates: Vec<Candidate> = logits
+            .iter()
+            .zip(0u32..)
+            .map(|(logit, token)| (((logit - best) / temperature).exp(), token))
+            // The likeliest has weight 1, so the weight is the fraction that `min_p` speaks of.
+            .filter(|(weight, _)| *weight >= min_p && *weight > 0.0)
+            .collect();
+        if top_k > 0 && top_k < candidates.len() {
+            candidates.select_nth_unstable_by(top_k - 1, likelier_first);
+            candidates.truncate(top_k);
+            candidates.sort_unstable_by(likelier_first);
+        }
+        if top_p < 1.0 {
+            keep_top_p(&mut candidates, top_p);
+        }
+        let total: f64 = candidates.iter().map(|(weight, _)| f64::from(*weight)).sum();
+        // 53 random bits: uniform in [0, 1).
+        let mut left = (draw >> 11) as f64 / (1u64 << 53) as f64 * total;
+        for (weight, token) in &candidates {
+            left -= f64::from(*weight);
+            if left < 0.0 {
+                return Some(*token);
+            }
+        }
+        candidates.last().map(|(_, token)| *token)
+    }
+}
+
+fn likelier_first(a: &Candidate, b: &Candidate) -> Ordering {
+    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+}
+
+/// Sorts only as many of the likeliest as are needed to reach `top_p`.
+fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f32) {
+    let total: f64 = candidates.iter().map(|(weight, _)| f64::from(*weight)).sum();
+    let wanted = f64::from(top_p) * total;
+    let mut sorted = 64;
+    loop {
+        let end = sorted.min(candidates.len());
+        if end < candidates.len() {
+            candidates.select_nth_unstable_by(end, likelier_first);
+        }
+        candidates[..end].sort_unstable_by(likelier_first);
+        let mut sum = 0.0;
+        for (kept, (weight, _)) in candidates[..end].iter().enumerate() {
+            sum += f64::from(*weight);
+            if sum >= wanted {
+                candidates.truncate(kept + 1);
+                return;
+            }
+        }
+        if end == candidates.len() {
+            return;
+        }
+        sorted *= 4;
+    }
+}
+
+/// The index of the largest; the lower of two equals. `None` when nothing is finite.
+fn argmax(logits: &[f32]) -> Option<u32> {
+    let mut best: Option<(f32, u32)> = None;
+    for (logit, token) in logits.iter().zip(0u32..) {
+        if best.is_none_or(|(most, _)| *logit > most) {
+            best = Some((*logit, token));
+        }
+    }
+    best.filter(|(most, _)| most.is_finite()).map(|(_, token)| token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOGITS: [f32; 6] = [0.0, 3.0, 1.0, 3.0, -2.0, 2.0];
+
+    fn greedy() -> Sampling {
+        Sampling { temperature: 0.0, ..Sampling::default() }
+    }
+
+    /// The set of tokens that 500 seeds draw.
+    fn support(sampling: &Sampling) -> Vec<u32> {
+        let mut seen: Vec<u32> = (0..500)
+            .filter_map(|seed| Sampler::new(Sampling { seed, ..sampling.clone() }, &[]).sample(&LOGITS))
+            .collect();
+        seen.sort_unstable();
+        seen.dedup();
+        seen
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_the_likeliest() {
+        assert_eq!(Sampler::new(greedy(), &[]).sample(&LOGITS), Some(1));
+    }
+
+    #[test]
+    fn nonsense_is_no_token() {
+        for logits in [[f32::NAN, 1.0], [f32::NEG_INFINITY; 2], [f32::INFINITY, 0.0]] {
+            assert_eq!(Sampler::new(greedy(), &[]).sample(&logits), None);
+            assert_eq!(Sampler::new(Sampling::default(), &[]).sample(&logits), None);
+        }
+        assert_eq!(Sampler::new(greedy(), &[]).sample(&[]), None);
+    }
+
+    #[test]
+    fn limits_keep_what_they_say() {
+        assert_eq!(support(&Sampling { top_k: 2, ..Sampling::default() }), [1, 3]);
+        assert_eq!(support(&Sampling { top_k: 3, ..Sampling::default() }), [1, 3, 5]);
+        // Weights 1, 1, 0.37, 0.14, 0.05, 0.007: two thirds are reached with the two likeliest.
+        assert_eq!(support(&Sampling { top_p: 0.7, ..Sampling::default() }), [1, 3]);
+        assert_eq!(support(&Sampling { top_p: 0.0, ..Sampling::default() }), [1]);
+        assert_eq!(support(&Sampling { min_p: 0.3, ..Sampling::default() }), [1, 3, 5]);
+        assert_eq!(support(&Sampling { min_p: 1.0, ..Sampling::default() }), [1, 3]);
+        assert_eq!(support(&Sampling { temperature: 0.01, ..Sampling::default() }), [1, 3]);
+        assert!(support(&Sampling { temperature: 2.0, ..Sampling::default() }).len() >= 5);
+    }
+
+    #[test]
+    fn frequencies_follow_the_probabilities() {
+        let logits = [0.0, (3.0f32).ln()];
+        let mut sampler = Sampler::new(Sampling::default(), &[]);
+        let ones = (0..20_000).filter(|_| sampler.sample(&logits) == Some(1)).count();
+        assert!((14_600..15_400).contains(&ones), "three quarters expected, {ones} of 20,000 seen");
+    }
+
+    #[test]
+    fn a_seed_repeats_and_another_differs() {
+        let draw = |seed| {
+            let mut sampler = Sampler::new(Sampling { seed, ..Sampling::default() }, &[]);
+            (0..20).map(|_| sampler.sample(&LOGITS)).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(7), draw(7));
+        assert_ne!(draw(7), draw(8));
+    }
+
+    #[test]
+    fn penalties_push_seen_tokens_down() {
+        let mut sampler = Sampler::new(Sampling { presence_penalty: 1.5, ..greedy() }, &[]);
+        let first: Vec<_> = (0..3).filter_map(|_| sampler.sample(&LOGITS)).collect();
+        assert_eq!(first, [1, 3, 5]);
+        let mut sampler = Sampler::new(Sampling { frequency_penalty: 0.6, ..greedy() }, &[]);
+        let first: Vec<_> = (0..5).filter_map(|_| sampler.sample(&LOGITS)).collect();
+        assert_eq!(first, [1, 3, 1, 3, 5]);
+        let mut sampler = Sampler::new(Sampling { repetition_penalty: 2.0, ..greedy() }, &[1, 3]);
+        assert_eq!(sampler.sample(&LOGITS), Some(5), "the prompt counts for the repetition penalty");
+    }
+
+    #[test]
+    fn top_p_agrees_with_a_full_sort() {
+        let logits: Vec<f32> = (0..1000).map(|i| ((i * 7919) % 1000) as f32 / 200.0).collect();
+        let weights = || logits.iter().zip(0u32..).map(|(l, t)| (l.exp(), t)).collect::<Vec<Candidate>>();
+        for top_p in [0.1, 0.5, 0.9, 0.999] {
+            let mut fast = weights();
+            keep_top_p(&mut fast, top_p);
+            let mut full = weights();
+            full.sort_unstable_by(likelier_first);
+            let total: f64 = weights().iter().map(|(w, _)| f64::from(*w)).sum();
+            let mut sum = 0.0;
+            let kept = full.iter().position(|(w, _)| {
+                sum += f64::from(*w);
+                sum >= f64::from(top_p) * total
+            });
+            assert_eq!(fast, full[..=kept.unwrap()]);
+        }
+    }
+}

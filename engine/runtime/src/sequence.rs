@@ -1,0 +1,83 @@
+//! A prompt on its way into the engine.
+
+use engine_model::{ChatMessage, ChatTemplateError};
+use policies_domain::{Label, RequestId};
+use std::fmt;
+
+/// What a request asks the model to continue.
+pub enum PromptInput {
+    /// Messages, to be rendered by the model's chat template.
+    Chat(Vec<ChatMessage>),
+    /// Plain text; text that looks like a control token stays text.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+}
+
+impl fmt::Debug for PromptInput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Chat(messages) => write!(f, "Chat({} messages)", messages.len()),
+            Self::Text(text) => write!(f, "Text({} bytes)", text.len()),
+            Self::Tokens(tokens) => write!(f, "Tokens({})", tokens.len()),
+        }
+    }
+}
+
+/// A tokenized prompt that carries the label of the permit it was made under.
+pub struct Sequence {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) label: Label,
+    pub(crate) request: RequestId,
+}
+
+impl Sequence {
+    /// Tokens of the prompt, those of the chat frame included.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Whose data it is.
+    #[must_use]
+    pub fn label(&self) -> Label {
+        self.label
+    }
+}
+
+impl fmt::Debug for Sequence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sequence({} tokens, {})", self.tokens.len(), self.label)
+    }
+}
+
+/// Why a prompt could not become a sequence.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizeError {
+    /// The prompt leaves no room for an answer.
+    #[error("the prompt has {tokens} tokens, at most {tokens_max} are possible")]
+    TooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Room of the context, one token of answer taken off.
+        tokens_max: usize,
+    },
+    /// No token at all.
+    #[error("the prompt is empty")]
+    Empty,
+    /// The model's file has no chat template.
+    #[error("the model has no chat template: use plain completions")]
+    NoChatTemplate,
+    /// The template refused the messages or failed.
+    #[error("the chat template could not be applied")]
+    Template(#[from] ChatTemplateError),
+    /// A token id beyond the vocabulary.
+    #[error("a token id is not in the vocabulary of {vocab}")]
+    UnknownToken {
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+    /// The tokenizer failed.
+    #[error("the prompt could not be tokenized")]
+    Tokenizer(#[from] engine_model::TokenizeError),
+}

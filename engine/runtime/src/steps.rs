@@ -1,0 +1,123 @@
+//! The receiving end of one request.
+
+use crate::inbox::Inbox;
+use policies_domain::{PageId, RequestId, Step};
+use std::fmt;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Steps that may wait in a request's channel. A client that does not read makes its own sequence wait, nobody else's.
+pub(crate) const STEPS_AHEAD: usize = 32;
+
+/// Tokens so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Of the prompt.
+    pub prompt_tokens: usize,
+    /// Sampled, the end-of-turn token included.
+    pub completion_tokens: usize,
+}
+
+/// Where the time went so far, in microseconds. Prefill and decode are separate stages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timings {
+    /// From submission to the first prefill step.
+    pub queued_us: u64,
+    /// In prefill steps of this request.
+    pub prefill_us: u64,
+    /// In decode steps that this request took part in.
+    pub decode_us: u64,
+}
+
+/// Why a request ended without its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum StepError {
+    /// Isolation fault: a kernel found a page that does not carry the tag it was promised.
+    #[error("`{page}` did not carry its tag when layer {layer} read it")]
+    PageFault {
+        /// The page; it is quarantined.
+        page: PageId,
+        /// The layer that saw it first.
+        layer: u32,
+    },
+    /// The engine has ended.
+    #[error("the engine has stopped")]
+    Stopped,
+    /// The model computed something that is not a number.
+    #[error("the model's output is not a number")]
+    NotANumber,
+    /// The engine's own bookkeeping failed; a defect.
+    #[error("the engine failed")]
+    Internal,
+}
+
+pub(crate) struct Delivery {
+    pub(crate) result: Result<Step, StepError>,
+    pub(crate) usage: Usage,
+    pub(crate) timings: Timings,
+}
+
+/// The steps of one request, in order. Dropping it cancels the request.
+pub struct Steps {
+    request: RequestId,
+    deliveries: mpsc::Receiver<Delivery>,
+    inbox: Arc<Inbox>,
+    usage: Usage,
+    timings: Timings,
+    ended: bool,
+}
+
+impl Steps {
+    pub(crate) fn new(
+        request: RequestId,
+        deliveries: mpsc::Receiver<Delivery>,
+        inbox: Arc<Inbox>,
+        prompt_tokens: usize,
+    ) -> Self {
+        let usage = Usage { prompt_tokens, completion_tokens: 0 };
+        Self { request, deliveries, inbox, usage, timings: Timings::default(), ended: false }
+    }
+
+    /// The next step; `None` after the last one or after an error.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn next(&mut self) -> Option<Result<Step, StepError>> {
+        if self.ended {
+            return None;
+        }
+        let Some(Delivery { result, usage, timings }) = self.deliveries.recv().await else {
+            self.ended = true;
+            return Some(Err(StepError::Stopped));
+        };
+        self.inbox.wake_if_asleep();
+        (self.usage, self.timings) = (usage, timings);
+        self.ended = result.as_ref().map_or(true, |step| step.finish.is_some());
+        Some(result)
+    }
+
+    /// Tokens of the steps that were received.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// Times of the steps that were received.
+    #[must_use]
+    pub fn timings(&self) -> Timings {
+        self.timings
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        self.deliveries.close();
+        self.inbox.wake_if_asleep();
+    }
+}
+
+impl fmt::Debug for Steps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Steps({}, {:?})", self.request, self.usage)
+    }
+}

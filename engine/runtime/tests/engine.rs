@@ -1,0 +1,175 @@
+//! The engine on the real model: exact whoever shares a step, cancelled at once, fair to slow readers.
+
+mod rig;
+
+use engine_runtime::{Engine, EngineConfig, PromptInput, Sampling, StepError, SubmitError, TokenizeError};
+use policies_domain::{FinishReason, Label};
+use rig::{ACME, GLOBEX, answer, engine, greedy, permit, submit};
+use std::time::{Duration, Instant};
+
+const SMALL: EngineConfig =
+    EngineConfig { threads: 2, pages: 256, sequences_max: 16, queue_max: 16, prefill_chunk_tokens: 32 };
+const STORY: &str = "Once upon a time there was a small village by the sea, and in it";
+
+#[tokio::test]
+async fn an_answer_is_the_same_alone_and_in_company() {
+    let engine = engine(SMALL);
+    let alone = answer(submit(&engine, ACME, 1, STORY, greedy(24))).await;
+    assert_eq!(alone.finish, Some(FinishReason::Length));
+    assert_eq!((alone.tokens, alone.usage.completion_tokens), (24, 24));
+    let neighbours: Vec<_> = (0..7)
+        .map(|i| {
+            let prompt = format!("Number {i}. {}", "The quick brown fox jumps over the lazy dog. ".repeat(i + 1));
+            tokio::spawn(answer(submit(&engine, GLOBEX, 10 + i as u8, &prompt, Sampling { seed: 3, ..greedy(40) })))
+        })
+        .collect();
+    for round in 0..3 {
+        let again = answer(submit(&engine, ACME, 2 + round, STORY, greedy(24))).await;
+        assert_eq!(again.text, alone.text);
+    }
+    for neighbour in neighbours {
+        assert!(neighbour.await.unwrap().tokens > 0);
+    }
+}
+
+#[tokio::test]
+async fn every_step_reads_pages_of_its_own_tenant_only() {
+    let engine = engine(SMALL);
+    let other = tokio::spawn(answer(submit(&engine, GLOBEX, 1, &STORY.repeat(4), greedy(40))));
+    let mut steps = submit(&engine, ACME, 2, &STORY.repeat(4), greedy(20));
+    let (mut index, mut reads) = (0, 0);
+    while let Some(step) = steps.next().await {
+        let step = step.unwrap();
+        assert_eq!(step.index, index);
+        assert!(!step.trace.pages.is_empty());
+        assert!(step.trace.pages.iter().all(|read| read.label == Label::of(rig::tenant(ACME))));
+        reads = step.trace.pages.len();
+        index += 1;
+    }
+    let tokens = steps.usage().prompt_tokens + steps.usage().completion_tokens;
+    assert_eq!(reads, (tokens - 1).div_ceil(16), "the last step reads every page of the sequence");
+    assert!(steps.timings().prefill_us > 0 && steps.timings().decode_us > 0);
+    other.await.unwrap();
+}
+
+#[tokio::test]
+async fn dropping_the_steps_frees_the_pages() {
+    let engine = engine(EngineConfig { prefill_chunk_tokens: 1024, ..SMALL });
+    let mut decoding = submit(&engine, ACME, 1, STORY, greedy(500));
+    decoding.next().await.unwrap().unwrap();
+    // A prefill of about a thousand tokens in one chunk takes several hundred milliseconds.
+    let prefilling = submit(&engine, ACME, 2, &"lorem ipsum dolor sit amet ".repeat(160), greedy(1));
+    while engine.stats().sequences_running < 2 {
+        decoding.next().await.unwrap().unwrap();
+    }
+    drop(prefilling);
+    drop(decoding);
+    all_pages_free(&engine, 256).await;
+    assert_eq!(engine.stats().sequences_running, 0);
+}
+
+#[tokio::test]
+async fn a_reader_that_stops_makes_nobody_else_wait() {
+    let engine = engine(SMALL);
+    let stalled = submit(&engine, GLOBEX, 1, STORY, greedy(200));
+    let read = answer(submit(&engine, ACME, 2, STORY, greedy(60))).await;
+    assert_eq!(read.tokens, 60);
+    let read = answer(stalled).await;
+    assert_eq!(read.tokens, 200, "whoever comes back late still gets everything");
+}
+
+#[tokio::test]
+async fn a_pool_that_is_too_small_for_all_delays_and_changes_nothing() {
+    let roomy = engine(SMALL);
+    let expected = answer(submit(&roomy, ACME, 1, STORY, greedy(100))).await;
+    assert_eq!(expected.restarts, 0);
+    // 18 pages: each request needs 8 of them in the end, all are admitted with 2.
+    let tight = engine(EngineConfig { pages: 18, ..SMALL });
+    let all: Vec<_> = (1..5).map(|id| tokio::spawn(answer(submit(&tight, ACME, id, STORY, greedy(100))))).collect();
+    let mut restarts = 0;
+    for one in all {
+        let one = one.await.unwrap();
+        assert_eq!(one.text, expected.text);
+        restarts += one.restarts;
+    }
+    assert!(restarts > 0, "nothing was preempted: the test does not test what it says");
+    all_pages_free(&tight, 18).await;
+}
+
+#[tokio::test]
+async fn stop_strings_end_the_text_before_them() {
+    let engine = engine(SMALL);
+    let whole = answer(submit(&engine, ACME, 1, STORY, greedy(40))).await;
+    let stop = whole.text.split_whitespace().nth(4).unwrap().to_string();
+    let cut = answer(submit(&engine, ACME, 2, STORY, Sampling { stop: vec![stop.clone()], ..greedy(40) })).await;
+    assert_eq!(cut.finish, Some(FinishReason::Stop));
+    assert_eq!(cut.text, whole.text[..whole.text.find(&stop).unwrap()]);
+}
+
+#[tokio::test]
+async fn a_seed_repeats_its_answer() {
+    let engine = engine(SMALL);
+    let sampling = |seed| Sampling { max_tokens: Some(30), seed, temperature: 1.0, ..Sampling::default() };
+    let first = answer(submit(&engine, ACME, 1, STORY, sampling(5))).await;
+    let second = answer(submit(&engine, ACME, 2, STORY, sampling(5))).await;
+    let other = answer(submit(&engine, ACME, 3, STORY, sampling(6))).await;
+    assert_eq!(first.text, second.text);
+    assert_ne!(first.text, other.text);
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_refused_with_numbers() {
+    let engine = engine(EngineConfig { pages: 4, ..SMALL });
+    let permit = permit(ACME, 1);
+    let tokenize = |text: String| engine.tokenize(&permit, &PromptInput::Text(text));
+    assert!(matches!(tokenize(STORY.repeat(9)), Err(TokenizeError::TooLong { tokens_max: 63, tokens }) if tokens > 63));
+    assert!(matches!(tokenize(String::new()), Err(TokenizeError::Empty)));
+    let beyond = engine.tokenize(&permit, &PromptInput::Tokens(vec![u32::MAX]));
+    assert!(matches!(beyond, Err(TokenizeError::UnknownToken { .. })));
+    let sequence = tokenize("one two".into()).unwrap();
+    let refused = engine.submit(&permit, sequence, greedy(64)).unwrap_err();
+    assert!(matches!(refused, SubmitError::TooLong { tokens_max: 64, tokens } if tokens > 64));
+    let sequence = tokenize("one two".into()).unwrap();
+    let stranger = rig::permit(GLOBEX, 1);
+    assert_eq!(engine.submit(&stranger, sequence, greedy(1)).unwrap_err(), SubmitError::PermitMismatch);
+}
+
+#[tokio::test]
+async fn a_full_queue_says_when_to_come_back() {
+    let engine = engine(EngineConfig { sequences_max: 1, queue_max: 2, ..SMALL });
+    let mut running = submit(&engine, ACME, 1, STORY, greedy(200));
+    running.next().await.unwrap().unwrap();
+    let _waiting = [2, 3].map(|id| submit(&engine, ACME, id, STORY, greedy(1)));
+    let permit = permit(ACME, 4);
+    let sequence = || engine.tokenize(&permit, &PromptInput::Text(STORY.into())).unwrap();
+    let refused = engine.submit(&permit, sequence(), greedy(1)).unwrap_err();
+    assert!(matches!(refused, SubmitError::Full { retry_after_ms } if retry_after_ms > 0));
+    drop(_waiting);
+    assert!(engine.submit(&permit, sequence(), greedy(1)).is_ok(), "whoever left the queue holds no place in it");
+}
+
+#[tokio::test]
+async fn stopping_the_engine_ends_every_request_with_a_reason() {
+    let engine = engine(EngineConfig { sequences_max: 1, ..SMALL });
+    let mut running = submit(&engine, ACME, 1, STORY, greedy(200));
+    running.next().await.unwrap().unwrap();
+    let mut waiting = submit(&engine, ACME, 2, STORY, greedy(200));
+    drop(engine);
+    assert_eq!(waiting.next().await.unwrap().unwrap_err(), StepError::Stopped);
+    assert!(waiting.next().await.is_none());
+    let last = loop {
+        if let Err(error) = running.next().await.unwrap() {
+            break error;
+        }
+    };
+    assert_eq!(last, StepError::Stopped);
+}
+
+/// The engine's thread frees pages right after the last step was delivered, not before.
+async fn all_pages_free(engine: &Engine, pages: usize) {
+    let asked = Instant::now();
+    while engine.stats().pages.free < pages {
+        assert!(asked.elapsed() < Duration::from_secs(10), "pages are still held: {:?}", engine.stats());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}

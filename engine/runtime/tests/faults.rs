@@ -1,0 +1,40 @@
+//! Planted faults: what the engine reports of a wrong page. Whether text may leave is not decided here.
+#![cfg(feature = "fault-injection")]
+
+mod rig;
+
+use engine_runtime::{EngineConfig, Fault, StepError};
+use policies_domain::{Label, PageRead};
+use rig::{ACME, GLOBEX, answer, engine, greedy, submit, tenant};
+
+const CONFIG: EngineConfig =
+    EngineConfig { threads: 2, pages: 64, sequences_max: 4, queue_max: 4, prefill_chunk_tokens: 32 };
+
+#[tokio::test]
+async fn a_foreign_capability_shows_in_the_trace_with_its_owner() {
+    let engine = engine(CONFIG);
+    let mut victim = submit(&engine, GLOBEX, 1, "The secret of globex is", greedy(200));
+    victim.next().await.unwrap().unwrap();
+    engine.plant(vec![Fault::ForeignCapability { reader: tenant(ACME) }]);
+    let mut steps = submit(&engine, ACME, 2, "Tell me", greedy(2));
+    let step = steps.next().await.unwrap().unwrap();
+    let PageRead { label, .. } = step.trace.pages[0];
+    assert_eq!(label, Label::of(tenant(GLOBEX)));
+}
+
+#[tokio::test]
+async fn a_foreign_page_index_is_caught_by_the_kernel_and_hurts_nobody_else() {
+    let engine = engine(CONFIG);
+    let alone = answer(submit(&engine, GLOBEX, 9, "The secret of globex is", greedy(40))).await;
+    let mut victim = submit(&engine, GLOBEX, 1, "The secret of globex is", greedy(40));
+    let first = victim.next().await.unwrap().unwrap();
+    engine.plant(vec![Fault::ForeignPageIndex { reader: tenant(ACME) }]);
+    let mut steps = submit(&engine, ACME, 2, "Tell me", greedy(2));
+    let error = steps.next().await.unwrap().unwrap_err();
+    assert!(matches!(error, StepError::PageFault { page, .. } if page == first.trace.pages[0].page));
+    assert!(steps.next().await.is_none(), "nothing follows a fault");
+    let rest = answer(victim).await;
+    assert_eq!(first.text.reveal().to_string() + &rest.text, alone.text, "the owner's answer is untouched");
+    assert_eq!(answer(submit(&engine, GLOBEX, 3, "The secret of globex is", greedy(40))).await.text, alone.text);
+    assert_eq!(engine.stats().pages.quarantined, 1, "the page is kept as evidence");
+}

@@ -1,0 +1,73 @@
+//! The real model, permits for two tenants, and short ways to ask.
+#![allow(dead_code, reason = "each suite uses its part")]
+
+use engine_model::Model;
+use engine_runtime::{Engine, EngineConfig, PromptInput, Sampling, Steps, Usage};
+use policies_domain::{
+    Digest, FinishReason, ModelName, Permit, PolicyDecision, Principal, RequestId, TenantId, TenantName,
+};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+pub(crate) const ACME: u32 = 1;
+pub(crate) const GLOBEX: u32 = 2;
+
+pub(crate) fn engine(config: EngineConfig) -> Engine {
+    static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
+    let model = MODEL.get_or_init(|| {
+        let path = model_path();
+        let loaded = Model::load(&path, 2);
+        Arc::new(loaded.unwrap_or_else(|error| panic!("{}: {error}; `./x test` fetches the model", path.display())))
+    });
+    Engine::start(model.clone(), config).unwrap()
+}
+
+fn model_path() -> PathBuf {
+    if let Some(path) = std::env::var_os("BULKHEAD_TEST_MODEL") {
+        return path.into();
+    }
+    let data = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from);
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".local/share");
+    data.unwrap_or_else(home).join("bulkhead/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+}
+
+pub(crate) fn tenant(number: u32) -> TenantId {
+    TenantId::new(number).unwrap()
+}
+
+pub(crate) fn permit(number: u32, request: u8) -> Permit {
+    let principal = Principal::authenticated(tenant(number), TenantName::parse(&format!("tenant-{number}")).unwrap());
+    let decision = PolicyDecision { rules: Digest([0; 32]), determining: Vec::new() };
+    let model = ModelName::parse("test").unwrap();
+    Permit::granted_by_authz(principal, RequestId::from_bytes([request; 16]), model, decision)
+}
+
+pub(crate) fn greedy(max_tokens: usize) -> Sampling {
+    Sampling { max_tokens: Some(max_tokens), temperature: 0.0, ..Sampling::default() }
+}
+
+pub(crate) fn submit(engine: &Engine, tenant: u32, request: u8, prompt: &str, sampling: Sampling) -> Steps {
+    let permit = permit(tenant, request);
+    let sequence = engine.tokenize(&permit, &PromptInput::Text(prompt.into())).unwrap();
+    engine.submit(&permit, sequence, sampling).unwrap()
+}
+
+pub(crate) struct Answer {
+    pub(crate) text: String,
+    pub(crate) tokens: u32,
+    pub(crate) finish: Option<FinishReason>,
+    pub(crate) usage: Usage,
+    pub(crate) restarts: usize,
+}
+
+pub(crate) async fn answer(mut steps: Steps) -> Answer {
+    let (mut text, mut tokens, mut finish, mut restarts) = (String::new(), 0, None, 0);
+    while let Some(step) = steps.next().await {
+        let step = step.unwrap();
+        text += step.text.reveal();
+        tokens += step.tokens;
+        finish = step.finish;
+        restarts += usize::from(step.restarted);
+    }
+    Answer { text, tokens, finish, usage: steps.usage(), restarts }
+}
