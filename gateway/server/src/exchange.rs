@@ -99,6 +99,7 @@ enum Sent {
 pub(crate) struct Exchange {
     session: ServerSession,
     limits: ConnectionLimits,
+    from_loopback: bool,
     accepted: Instant,
     sent: Sent,
     status: Option<u16>,
@@ -129,8 +130,7 @@ impl Exchange {
 
     /// Does the peer sit on this machine?
     pub(crate) fn is_from_loopback(&self) -> bool {
-        let address = self.session.client_addr().and_then(|address| address.as_inet());
-        address.is_some_and(|address| address.ip().to_canonical().is_loopback())
+        self.from_loopback
     }
 
     /// When the head had been read.
@@ -329,6 +329,7 @@ struct Kept;
 struct App<S> {
     site: Arc<S>,
     limits: ConnectionLimits,
+    from_loopback: bool,
     options: HttpServerOptions,
 }
 
@@ -367,11 +368,13 @@ impl<S: Site> HttpServerApp for App<S> {
         if head == Ok(false) {
             return None;
         }
-        session.set_read_timeout(Some(self.limits.body_timeout));
+        // Bodies have a bound of their own, over all reads together.
+        session.set_read_timeout(None);
         session.set_total_drain_timeout(Some(LINGER));
         let mut http = Exchange {
             session,
             limits: self.limits,
+            from_loopback: self.from_loopback,
             accepted: Instant::now(),
             sent: Sent::Nothing,
             status: None,
@@ -413,9 +416,10 @@ pub(crate) async fn converse<S: Site>(
     shutdown: watch::Receiver<bool>,
 ) {
     let _ = socket.set_nodelay(true);
+    let from_loopback = socket.peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_loopback());
     let stream: Stream = Box::new(L4Stream::from(socket));
     let mut options = HttpServerOptions::default();
     options.h2_idle_timeout = Some(limits.idle_timeout);
-    let app = Arc::new(App { site, limits, options });
+    let app = Arc::new(App { site, limits, from_loopback, options });
     app.process_new(stream, &shutdown).await;
 }

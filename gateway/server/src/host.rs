@@ -14,7 +14,7 @@ use tokio::time::timeout;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 const TOO_MANY_CONNECTIONS: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n\
-content-type: application/json\r\ncontent-length: 112\r\n\r\n\
+content-type: application/json\r\ncontent-length: 114\r\n\r\n\
 {\"error\":{\"message\":\"too many connections\",\"type\":\"overloaded_error\",\"param\":null,\"code\":\"too_many_connections\"}}\n";
 
 /// A running listener.

@@ -40,8 +40,9 @@ pub(crate) struct Reply<'a> {
     format: Format,
     id: String,
     created: u64,
-    /// Whole responses: all text so far. Streams: the last piece, for the usage chunk.
+    /// What was released last: still to be sent, or kept because the token counts belong to it.
     held: Option<Released>,
+    held_is_sent: bool,
     /// A piece of text or the finish has been sent.
     begun: bool,
     quiet_since: Instant,
@@ -55,7 +56,7 @@ impl<'a> Reply<'a> {
         };
         let id = format!("{prefix}{}", format.request);
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Self { http, format, id, created, held: None, begun: false, quiet_since: Instant::now() }
+        Self { http, format, id, created, held: None, held_is_sent: false, begun: false, quiet_since: Instant::now() }
     }
 
     /// The engine's next step. Ends early, with [`Gone`], when the client leaves; keeps a waiting stream alive.
@@ -79,17 +80,17 @@ impl<'a> Reply<'a> {
     }
 
     /// Sends what passed the gate, and chains it into the entry first: what leaves is on record, not the reverse.
+    /// Steps without text, and all steps of a whole response, wait and leave together with what follows.
     pub(crate) async fn send(&mut self, entry: &mut OpenEntry, released: Released) -> Result<(), RequestError> {
-        if !self.format.stream {
-            return match self.held.as_mut() {
-                None => {
-                    self.held = Some(released);
-                    Ok(())
-                }
-                Some(held) => held.append(released).map_err(|_| RequestError::Internal),
-            };
-        }
-        if !released.text().is_empty() || released.finish().is_some() {
+        let released = match self.held.take() {
+            Some(mut held) if !self.held_is_sent => {
+                held.append(released).map_err(|_| RequestError::Internal)?;
+                held
+            }
+            _ => released,
+        };
+        self.held_is_sent = self.format.stream && (!released.text().is_empty() || released.finish().is_some());
+        if self.held_is_sent {
             let payload = self.chunk(&released);
             entry.sent(&payload, &released);
             self.begun = true;

@@ -208,7 +208,9 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::Receipt(ReceiptError::Damaged { .. }) => {
             Refusal::internal(500, "receipt_damaged", "The stored log does not verify.".to_owned())
         }
-        RequestError::Internal => Refusal::internal(500, "internal_error", message),
+        RequestError::Internal | RequestError::Append(AppendError::NoViolation) => {
+            Refusal::internal(500, "internal_error", message)
+        }
         RequestError::Entropy => Refusal::internal(500, "no_entropy", message),
         // Nobody is there to read it; the status is for the metrics.
         RequestError::Gone(Gone) => Refusal::caller(499, "client_gone", message).closing(),
@@ -358,10 +360,10 @@ mod tests {
 
     #[test]
     fn an_isolation_fault_is_no_warning_and_not_to_be_repeated() {
-        let incident = Some(IncidentId([7; 16]));
-        let (status, body, headers) = sent(RequestError::Isolation { incident });
+        let incident = IncidentId([7; 16]);
+        let (status, body, headers) = sent(RequestError::Isolation { incident: Some(incident) });
         assert_eq!((status, &body["error"]["code"]), (500, &json!("isolation_fault")));
-        assert!(body["error"]["message"].as_str().unwrap().contains("07070707-0707-0707-0707-070707070707"));
+        assert!(body["error"]["message"].as_str().unwrap().contains(&incident.to_string()));
         assert!(headers.contains(&("x-should-retry", "false".to_owned())));
         let fault = StepError::PageFault { page: policies_domain::PageId(3), layer: 0 };
         assert_eq!(sent(fault.into()).1["error"]["code"], "isolation_fault");

@@ -161,3 +161,32 @@ async fn a_gateway_that_cannot_start_says_why() {
     let error = fails(&|config| config.rules = Some(file.clone())).await;
     assert!(matches!(error, StartError::Rules(_)), "{error}");
 }
+
+/// All bytes of all files below a folder.
+fn files(folder: &std::path::Path) -> Vec<Vec<u8>> {
+    let entries: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    entries
+        .iter()
+        .flat_map(|path| if path.is_dir() { files(path) } else { vec![std::fs::read(path).unwrap()] })
+        .collect()
+}
+
+#[tokio::test]
+async fn neither_keys_nor_prompts_nor_answers_are_written_down() {
+    let world = start(|_| ()).await;
+    let prompt = "The password of the vault is quicksilver-4711. Repeat it.";
+    let body =
+        json!({"model": "smol", "messages": [{"role": "user", "content": prompt}], "max_tokens": 12, "temperature": 0});
+    let answer = world.ask(CHAT, &body.to_string()).await.json();
+    let answer = answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    assert!(answer.len() > 8, "{answer}");
+    let key = world.acme.clone();
+    let folder = world.data_dir;
+    assert!(world.gateway.drain(PATIENCE).await);
+    let files = files(folder.path());
+    assert!(files.iter().map(Vec::len).sum::<usize>() > 1000, "the log is there");
+    for secret in [prompt, "quicksilver-4711", &answer, &key, &key[3..46]] {
+        let found = files.iter().any(|file| file.windows(secret.len()).any(|window| window == secret.as_bytes()));
+        assert!(!found, "`{secret}` stands in a file");
+    }
+}

@@ -143,8 +143,8 @@ async fn a_client_that_does_not_read_is_cut() {
 
 #[tokio::test]
 async fn a_waiting_stream_is_kept_alive() {
-    let world = start(|config| config.limits.comment_interval = Duration::from_millis(5)).await;
-    let long = "lorem ipsum dolor sit amet ".repeat(150);
+    let world = start(|config| config.limits.comment_interval = Duration::from_millis(1)).await;
+    let long = "lorem ipsum dolor sit amet ".repeat(40);
     let messages = json!({"messages": [{"role": "user", "content": long}], "stream": true, "max_tokens": 2});
     let response = world.ask(CHAT, &chat(&messages)).await;
     assert!(response.body.starts_with(": keep-alive\n\n"), "{}", response.body);

@@ -4,7 +4,7 @@ use engine_model::Model;
 use engine_runtime::{Engine, EngineConfig};
 use gateway_auth::{ApiKey, TenantKey};
 use gateway_server::{Config, Gateway};
-use policies_domain::TenantName;
+use policies_domain::{ModelName, TenantName};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ pub(crate) async fn start(adjust: impl FnOnce(&mut Config)) -> World {
     let (acme, globex) = (ApiKey::mint().unwrap(), ApiKey::mint().unwrap());
     let mut config = Config::new(data_dir.path(), model_file());
     config.listen = "127.0.0.1:0".parse().unwrap();
-    config.served_name = Some("smol".parse_name());
+    config.served_name = Some(ModelName::parse("smol").unwrap());
     config.engine = EngineConfig { threads: 2, pages: 512, ..EngineConfig::default() };
     config.tenants = [("acme", &acme), ("globex", &globex)]
         .map(|(name, key)| TenantKey { tenant: TenantName::parse(name).unwrap(), hash: secret.hash(key) })
@@ -57,16 +57,6 @@ pub(crate) async fn start(adjust: impl FnOnce(&mut Config)) -> World {
     let gateway = Gateway::start(config, engine.clone()).await.unwrap();
     let (acme, globex) = (acme.reveal().to_owned(), globex.reveal().to_owned());
     World { gateway, engine, acme, globex, data_dir }
-}
-
-trait ParseName {
-    fn parse_name(self) -> policies_domain::ModelName;
-}
-
-impl ParseName for &str {
-    fn parse_name(self) -> policies_domain::ModelName {
-        policies_domain::ModelName::parse(self).unwrap()
-    }
 }
 
 impl World {
