@@ -13,8 +13,33 @@ fn main() -> ExitCode {
     match cli::run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", chain(&error));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// An error and its causes in one line; a cause that the error above it repeats is said once.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repeated_cause_is_said_once() {
+        let error = anyhow::anyhow!("not found").context("cannot read: not found").context("no model");
+        assert_eq!(chain(&error), "no model: cannot read: not found");
+        assert_eq!(chain(&anyhow::anyhow!("b").context("a")), "a: b");
     }
 }

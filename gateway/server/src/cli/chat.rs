@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 use std::io::{self, BufRead, IsTerminal, Write};
 use tokio::sync::mpsc;
 
+/// Low: a small model that is sampled at 1 loses its thread within a sentence.
+const TEMPERATURE: f32 = 0.3;
+
 /// What a line of the user means.
 #[derive(Debug, PartialEq, Eq)]
 enum Line<'a> {
@@ -102,7 +105,7 @@ async fn model(address: &Address, key: &str) -> Result<String> {
 
 /// Streams one answer to the terminal. `None` when the user stopped it.
 async fn answer(address: &Address, key: &str, model: &str, messages: &[Value]) -> Result<Option<String>> {
-    let body = json!({"model": model, "messages": messages, "stream": true}).to_string();
+    let body = json!({"model": model, "messages": messages, "stream": true, "temperature": TEMPERATURE}).to_string();
     let request = Request { method: "POST", path: "/v1/chat/completions", key: Some(key), body: Some(body) };
     let work = async {
         let mut response = send(address, request).await?;

@@ -91,11 +91,8 @@ fn check_free(listen: SocketAddr) -> Result<()> {
     match TcpListener::bind(listen) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            bail!(
-                "port {} is in use on {}: choose another with `--listen {0}:0`, which takes a free one",
-                listen.port(),
-                listen.ip()
-            )
+            let (ip, port) = (listen.ip(), listen.port());
+            bail!("port {port} of {ip} is in use; `--listen {}` takes a free one", SocketAddr::new(ip, 0))
         }
         Err(error) => {
             Err(error).with_context(|| format!("cannot listen on {listen}; choose another address with `--listen`"))
