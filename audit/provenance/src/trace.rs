@@ -35,7 +35,7 @@ impl PageRecord {
 }
 
 /// Whose page it was, as seen by its reader. A receipt names no other tenant, not even by number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PageClass {
     /// Free, or a mixture: nobody may read it.
     Nobody = 0,

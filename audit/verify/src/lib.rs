@@ -1,1 +1,13 @@
-//! 
+//! Checks receipts and whole logs, offline: no server, no network, no key but the log's public one.
+//!
+//! It knows the formats (`audit-tlog`, `audit-provenance`) and nothing of the program that writes them, so that a fault
+//! of the writer is not repeated by its checker.
+#![forbid(unsafe_code)]
+
+mod folder;
+mod receipt;
+mod response;
+
+pub use folder::{LogRefusal, LogReport, check_log};
+pub use receipt::{Evidence, ReceiptRefusal, ReceiptReport, check_receipt};
+pub use response::{PayloadError, RESPONSE_BYTES_MAX, payloads};

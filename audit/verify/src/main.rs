@@ -1,1 +1,174 @@
-fn main() {}
+//! `bulkhead-verify`: checks a receipt or a whole log without a server and without a network.
+//!
+//! Exit status: 0 genuine, 1 refused (the check that failed is named), 2 wrong usage or unreadable input.
+#![forbid(unsafe_code)]
+
+mod print;
+
+use anyhow::{Context as _, bail};
+use audit_tlog::{PROOF_BYTES_MAX, VerifierKey};
+use audit_verify::{Evidence, RESPONSE_BYTES_MAX, check_log, check_receipt};
+use clap::{Parser, Subcommand};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::fs::File;
+use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const KEY_BYTES_MAX: usize = 1_024;
+
+/// Checks receipts and logs offline.
+#[derive(Parser)]
+#[command(name = "bulkhead-verify", version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Check the receipt of one response.
+    Receipt {
+        /// The receipt.
+        file: PathBuf,
+        /// The log's verifier key, or a file that holds it. Otherwise `log.vkey` beside the receipt.
+        #[arg(long, value_name = "KEY|FILE")]
+        key: Option<String>,
+        /// The request body as it was sent.
+        #[arg(long, value_name = "FILE")]
+        request: Option<PathBuf>,
+        /// The response as it was received: server-sent events as curl prints them, or the JSON body.
+        #[arg(long, value_name = "FILE")]
+        response: Option<PathBuf>,
+        /// Also writes the sealed entry's bytes to a file.
+        #[arg(long, value_name = "FILE")]
+        extract_entry: Option<PathBuf>,
+        /// One line of JSON instead of text.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check a whole log: every entry, tile, chain and pair.
+    Log {
+        /// The log's folder.
+        dir: PathBuf,
+        /// The log's verifier key, or a file that holds it. Otherwise `log.vkey` in the folder.
+        #[arg(long, value_name = "KEY|FILE")]
+        key: Option<String>,
+        /// One line of JSON instead of text.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            let _closed = writeln!(std::io::stderr(), "error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// `false` when the receipt or log is refused.
+fn run(arguments: Arguments) -> anyhow::Result<bool> {
+    let mut out = std::io::stdout().lock();
+    match arguments.what {
+        What::Receipt { file, key, request, response, extract_entry, json } => {
+            let folder = file.parent().unwrap_or(Path::new(""));
+            let key = find_key(key.as_deref(), folder, "the receipt")?;
+            let receipt = read(&file, PROOF_BYTES_MAX)?;
+            let request = request.map(|path| read(&path, RESPONSE_BYTES_MAX)).transpose()?;
+            let response = response.map(|path| read(&path, RESPONSE_BYTES_MAX)).transpose()?;
+            let evidence = Evidence { request: request.as_deref(), response: response.as_deref() };
+            let checked = check_receipt(&receipt, &key.key, evidence);
+            if let (Some(path), Ok(report)) = (extract_entry, &checked) {
+                std::fs::write(&path, &report.entry).with_context(|| format!("cannot write `{}`", path.display()))?;
+            }
+            let text = match (&checked, json) {
+                (Ok(report), false) => print::receipt(report, &key, evidence),
+                (Ok(report), true) => print::receipt_json(report, &key),
+                (Err(refusal), false) => print::refusal("receipt", refusal.check(), refusal),
+                (Err(refusal), true) => print::refusal_json(refusal.check(), refusal),
+            };
+            out.write_all(text.as_bytes())?;
+            Ok(checked.is_ok())
+        }
+        What::Log { dir, key, json } => {
+            let key = find_key(key.as_deref(), &dir, "the log")?;
+            if !dir.is_dir() {
+                bail!("`{}` is not a folder", dir.display());
+            }
+            let bar = progress_bar(json);
+            let checked = check_log(&dir, &key.key, |done, all| {
+                bar.set_length(all);
+                bar.set_position(done);
+            });
+            bar.finish_and_clear();
+            let text = match (&checked, json) {
+                (Ok(report), false) => print::log(report, &key),
+                (Ok(report), true) => print::log_json(report, &key),
+                (Err(refusal), false) => print::refusal("log", refusal.check(), refusal),
+                (Err(refusal), true) => print::refusal_json(refusal.check(), refusal),
+            };
+            out.write_all(text.as_bytes())?;
+            Ok(checked.is_ok())
+        }
+    }
+}
+
+/// A key, and where it came from: a key that came with the receipt proves less than one that came from elsewhere.
+struct GivenKey {
+    key: VerifierKey,
+    /// The file beside the receipt or in the log's folder; `None` when the caller named the key.
+    beside: Option<PathBuf>,
+}
+
+fn find_key(argument: Option<&str>, folder: &Path, what: &str) -> anyhow::Result<GivenKey> {
+    if let Some(argument) = argument {
+        // A key line always has a plus; a file's name may have one too.
+        if let Ok(key) = VerifierKey::parse(argument.trim()) {
+            return Ok(GivenKey { key, beside: None });
+        }
+        let path = Path::new(argument);
+        if !path.exists() {
+            bail!("`{argument}` is neither a verifier key nor a file");
+        }
+        return Ok(GivenKey { key: read_key(path)?, beside: None });
+    }
+    let path = folder.join("log.vkey");
+    if !path.exists() {
+        bail!(
+            "no key: give the log's verifier key with --key KEY or --key FILE, or put it beside {what} as `log.vkey`; \
+             without the key of the log that you trust, a signature proves nothing"
+        );
+    }
+    Ok(GivenKey { key: read_key(&path)?, beside: Some(path) })
+}
+
+fn read_key(path: &Path) -> anyhow::Result<VerifierKey> {
+    let bytes = read(path, KEY_BYTES_MAX)?;
+    let text = std::str::from_utf8(&bytes).with_context(|| format!("`{}` is not text", path.display()))?;
+    VerifierKey::parse(text.trim()).with_context(|| format!("`{}`", path.display()))
+}
+
+fn read(path: &Path, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
+    let cannot = || format!("cannot read `{}`", path.display());
+    let mut bytes = Vec::new();
+    File::open(path).with_context(cannot)?.take(bytes_max as u64 + 1).read_to_end(&mut bytes).with_context(cannot)?;
+    if bytes.len() > bytes_max {
+        bail!("`{}` is longer than {bytes_max} bytes", path.display());
+    }
+    Ok(bytes)
+}
+
+fn progress_bar(hidden: bool) -> ProgressBar {
+    let bar = ProgressBar::no_length();
+    let visible = std::io::stderr().is_terminal() && !hidden;
+    bar.set_draw_target(if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() });
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} entries, {eta} left") {
+        bar.set_style(style);
+    }
+    bar
+}

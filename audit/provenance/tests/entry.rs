@@ -1,0 +1,269 @@
+//! Entry bytes: the ones in `tests/golden/audit` for ever, and no others.
+
+use audit_provenance::{
+    Body, ChunkChain, ChunkRun, ChunkRuns, Commitment, Coverage, DecodeError, Disclosure, ENTRY_BYTES_MAX, Entry,
+    Field, Head, Incident, IncidentClass, Opened, Openings, PageCounts, SCHEMA, SealReason, Sealing, TenantLink, Trace,
+};
+use policies_domain::{Digest, RequestId};
+use proptest::prelude::*;
+use std::path::PathBuf;
+
+fn head(tenant: bool) -> Head {
+    let link = TenantLink { tenant: [0xaa; 16], number: 300, previous: Digest([0xbb; 32]) };
+    Head {
+        uuid: [1; 16],
+        blind: [2; 32],
+        boot: [3; 16],
+        wall_us: 1_796_000_523_123_456,
+        mono_us: 70_000,
+        tenant: tenant.then_some(link),
+    }
+}
+
+fn entries() -> Vec<Entry> {
+    let opened = Opened {
+        epoch: 115,
+        request: [4; 32],
+        tenant_name: [5; 32],
+        rules: Digest([6; 32]),
+        determining: Digest([7; 32]),
+        model: Digest([8; 32]),
+        build: Digest([9; 32]),
+        stream: true,
+    };
+    let sealed = Sealing {
+        request: RequestId::from_bytes([1; 16]),
+        opened_index: 23,
+        opened_leaf: Digest([10; 32]),
+        reason: SealReason::Length,
+        response: Some([11; 32]),
+        chain: Some([12; 32]),
+        chunks: 24,
+        steps: 255,
+        prompt_tokens: 256,
+        completion_tokens: 65_535,
+        pages: PageCounts { own: 65_536, public: 1, foreign: 0 },
+        trace: Some(Digest([13; 32])),
+        queued_us: 4_294_967_295,
+        prefill_us: 4_294_967_296,
+        decode_us: u64::MAX,
+        coverage: Coverage { label_gate: true, kernel_tags: true },
+    };
+    let crashed = Sealing {
+        reason: SealReason::Crash,
+        response: None,
+        chain: None,
+        trace: None,
+        coverage: Coverage::default(),
+        ..sealed.clone()
+    };
+    let incident = Incident {
+        incident: [14; 16],
+        class: IncidentClass::ForeignPage,
+        bytes_released: 0,
+        step: Some(2),
+        page: Some(3),
+        generation: Some(5),
+        request: RequestId::from_bytes([1; 16]),
+        opened_index: 23,
+        opened_leaf: Digest([10; 32]),
+        victim: Some([15; 16]),
+    };
+    let late = Incident {
+        class: IncidentClass::Tag,
+        bytes_released: 99,
+        step: None,
+        generation: None,
+        victim: None,
+        ..incident.clone()
+    };
+    let genesis = Body::Genesis {
+        origin: "bulkhead.example/isolation/2026h2".into(),
+        schema: Some(Digest([16; 32])),
+        previous_checkpoint: None,
+        verifier_key: "key".into(),
+    };
+    vec![
+        Entry { head: head(false), body: genesis },
+        Entry { head: head(true), body: Body::Opened(opened) },
+        Entry { head: head(true), body: Body::Sealed(sealed) },
+        Entry { head: head(true), body: Body::Sealed(crashed) },
+        Entry { head: head(true), body: Body::Incident(incident) },
+        Entry { head: head(true), body: Body::Incident(late) },
+        Entry { head: head(false), body: Body::Recovered { entries_discarded: 3, bytes_discarded: 1_234 } },
+        Entry { head: head(false), body: Body::Heartbeat },
+    ]
+}
+
+/// Compares with a stored file, which nobody changes: other bytes are another version of the format.
+fn check_golden(name: &str, text: &str) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/audit").join(name);
+    let held = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(held, text, "{} differs", path.display());
+}
+
+#[test]
+fn entries_have_the_bytes_that_they_always_had() {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let lines =
+        entries().iter().map(|entry| format!("{} {}\n", entry.body.name(), hex(&entry.encode()))).collect::<String>();
+    check_golden("entries.txt", &lines);
+}
+
+#[test]
+fn commitments_and_chains_have_the_values_that_they_always_had() {
+    let hex = |bytes: [u8; 32]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let mut lines = String::new();
+    for field in [Field::Request, Field::Tenant, Field::Response, Field::Chunks] {
+        lines.push_str(&format!("{} {}\n", field.name(), hex(Commitment::of(field, &[1; 32], b"yes"))));
+    }
+    let mut chain = ChunkChain::new(&[1; 32], &[2; 32]);
+    lines.push_str(&format!("chain 0 {}\n", hex(chain.head())));
+    chain.push(b"{\"content\":\"yes\"}", 3, 4);
+    lines.push_str(&format!("chain 1 {}\n", hex(chain.head())));
+    check_golden("commitments.txt", &lines);
+}
+
+#[test]
+fn entries_are_read_back() {
+    for entry in entries() {
+        assert_eq!(Entry::decode(&entry.encode()), Ok(entry));
+    }
+}
+
+#[test]
+fn no_other_bytes_are_read() {
+    for entry in entries() {
+        let bytes = entry.encode();
+        for length in 0..bytes.len() {
+            assert!(Entry::decode(&bytes[..length]).is_err(), "{} cut to {length}", entry.body.name());
+        }
+        let longer = [&bytes[..], &[0]].concat();
+        assert_eq!(Entry::decode(&longer), Err(DecodeError::Trailing { trailing: 1 }));
+        for position in 0..bytes.len() {
+            for flip in 0..8 {
+                let mut changed = bytes.clone();
+                changed[position] ^= 1 << flip;
+                // What is still an entry is another one, and has only this form.
+                if let Ok(other) = Entry::decode(&changed) {
+                    assert_ne!(other, entry);
+                    assert_eq!(other.encode(), changed);
+                }
+            }
+        }
+    }
+    assert!(matches!(Entry::decode(&[0; ENTRY_BYTES_MAX + 1]), Err(DecodeError::TooLong { .. })));
+}
+
+#[test]
+fn unknown_versions_kinds_and_longer_forms_are_refused() {
+    let bytes = entries()[7].encode();
+    assert_eq!((bytes[0], bytes[1], bytes[2]), (0x8a, 1, 11));
+    let with = |position: usize, value: &[u8]| {
+        let mut changed = bytes.clone();
+        changed.splice(position..=position, value.iter().copied());
+        Entry::decode(&changed).unwrap_err()
+    };
+    assert_eq!(with(1, &[2]), DecodeError::Version { version: 2 });
+    assert_eq!(with(1, &[0]), DecodeError::Version { version: 0 });
+    assert_eq!(with(2, &[3]), DecodeError::Kind { kind: 3 });
+    assert!(matches!(with(2, &[0x18, 11]), DecodeError::NotDeterministic { .. }));
+    assert!(matches!(with(0, &[0x98, 10]), DecodeError::NotDeterministic { .. }));
+    assert!(matches!(with(0, &[0x9f]), DecodeError::NotDeterministic { .. }));
+    assert!(matches!(with(0, &[0x8b]), DecodeError::Range { .. }));
+    // A number without a tenant.
+    let at = bytes.len() - 35;
+    assert_eq!(bytes[at], 0);
+    assert_eq!(with(at, &[1]), DecodeError::Range { field: "tenant number" });
+}
+
+#[test]
+fn disclosures_are_read_in_their_one_form() {
+    let openings =
+        Openings { tenant_name: "acme".into(), request: [1; 32], tenant: [2; 32], response: [3; 32], chunks: [4; 32] };
+    let disclosure = Disclosure {
+        sealed: entries()[2].encode(),
+        opened: entries()[1].encode(),
+        opened_index: 23,
+        opened_proof: vec![[5; 32], [6; 32]],
+        openings: Some(openings),
+        trace: Some(vec![0x82, 0x80, 0x80]),
+    };
+    let bytes = disclosure.encode();
+    assert_eq!(Disclosure::decode(&bytes), Ok(disclosure.clone()));
+    for length in 0..bytes.len() {
+        assert!(Disclosure::decode(&bytes[..length]).is_err());
+    }
+    assert_eq!(Disclosure::decode(&[&bytes[..], &[0]].concat()), Err(DecodeError::Trailing { trailing: 1 }));
+    let long = Disclosure { opened_proof: vec![[0; 32]; 65], ..disclosure.clone() };
+    assert_eq!(Disclosure::decode(&long.encode()), Err(DecodeError::Range { field: "opened proof" }));
+    let huge = Disclosure { sealed: vec![0; ENTRY_BYTES_MAX + 1], ..disclosure.clone() };
+    assert!(matches!(Disclosure::decode(&huge.encode()), Err(DecodeError::TooLong { .. })));
+    let bare = Disclosure { openings: None, trace: None, ..disclosure };
+    assert_eq!(Disclosure::decode(&bare.encode()), Ok(bare));
+}
+
+#[test]
+fn chunk_runs_are_short_for_ordinary_streams() {
+    let mut runs = ChunkRuns::default();
+    (0..500).for_each(|step| runs.push(step, step));
+    runs.push(500, 503);
+    runs.push(503, 503);
+    let wanted = [
+        ChunkRun { chunks: 500, first_step: 0, stride: 1, span: 0 },
+        ChunkRun { chunks: 1, first_step: 500, stride: 0, span: 3 },
+        ChunkRun { chunks: 1, first_step: 503, stride: 0, span: 0 },
+    ];
+    assert_eq!(runs.into_runs(), wanted);
+}
+
+#[test]
+fn traces_with_absurd_counts_are_refused() {
+    for bytes in [
+        &[0x82, 0x9b, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x80][..],
+        &[0x82, 0x19, 0x40, 0x01, 0x80],
+        &[0x83, 0x80, 0x80, 0x80],
+        // last step before first step
+        &[0x82, 0x81, 0x85, 0, 1, 2, 5, 4, 0x80],
+        // class 4
+        &[0x82, 0x81, 0x85, 0, 1, 4, 0, 0, 0x80],
+        // no chunks, and steps beyond 32 bits
+        &[0x82, 0x80, 0x81, 0x84, 0, 0, 0, 0],
+        &[0x82, 0x80, 0x81, 0x84, 2, 0, 0x1a, 0xff, 0xff, 0xff, 0xff, 0],
+    ] {
+        assert!(Trace::decode(bytes).is_err(), "{bytes:02x?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn chunk_runs_say_which_steps_each_chunk_comes_from(chunks in prop::collection::vec((0u32..20, 0u32..3), 0..40)) {
+        let mut runs = ChunkRuns::default();
+        chunks.iter().for_each(|(first, span)| runs.push(*first, first + span));
+        let trace = Trace { pages: Vec::new(), chunks: runs.into_runs() };
+        let expanded: Vec<_> = trace.chunks.iter()
+            .flat_map(|run| (0..run.chunks).map(|n| (run.first_step + n * run.stride, run.span))).collect();
+        prop_assert_eq!(expanded, chunks);
+        prop_assert_eq!(Trace::decode(&trace.encode()), Ok(trace));
+    }
+
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        if let Ok(entry) = Entry::decode(&bytes) {
+            prop_assert_eq!(entry.encode(), bytes.clone());
+        }
+        if let Ok(trace) = Trace::decode(&bytes) {
+            prop_assert_eq!(trace.encode(), bytes.clone());
+        }
+        if let Ok(disclosure) = Disclosure::decode(&bytes) {
+            prop_assert_eq!(disclosure.encode(), bytes);
+        }
+    }
+}
+
+#[test]
+fn the_published_format_is_the_one_in_force() {
+    let page = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/log-format.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains(SCHEMA), "docs/log-format.md does not hold entry.cddl as it is");
+}

@@ -1,0 +1,182 @@
+//! The gate against wrong pages, wrong requests and wrong orders; and against a naive record of every page read.
+
+use audit_provenance::{Gate, PageClass, PageRecord, Trace, Violation};
+use policies_domain::{
+    Completion, Digest, Generation, Label, ModelName, PageId, PageRead, PageTrace, Permit, PolicyDecision, Principal,
+    RequestId, Step, TenantId, TenantName,
+};
+use proptest::prelude::*;
+use std::collections::{BTreeSet, HashSet};
+
+fn permit() -> Permit {
+    let tenant = Principal::authenticated(TenantId::new(1).unwrap(), TenantName::parse("acme").unwrap());
+    let decision = PolicyDecision { rules: Digest([0; 32]), determining: Vec::new() };
+    Permit::granted_by_authz(tenant, RequestId::from_bytes([1; 16]), ModelName::parse("m").unwrap(), decision)
+}
+
+fn own() -> Label {
+    permit().label()
+}
+
+fn other() -> Label {
+    Label::of(TenantId::new(2).unwrap())
+}
+
+fn read(page: u32, generation: u32, label: Label) -> PageRead {
+    PageRead { page: PageId(page), generation: Generation(generation), label }
+}
+
+fn step(index: u32, pages: Vec<PageRead>) -> Step {
+    Step {
+        request: RequestId::from_bytes([1; 16]),
+        index,
+        trace: PageTrace { pages },
+        restarted: false,
+        tokens: 1,
+        text: Completion::new("text".into()),
+        finish: None,
+    }
+}
+
+#[test]
+fn own_and_public_pages_pass_and_are_run_length_coded() {
+    let mut gate = Gate::new(&permit());
+    for index in 0..100 {
+        let pages = (0..=index / 10).map(|page| read(page, 1, if page == 0 { Label::PUBLIC } else { own() })).collect();
+        let released = gate.check(step(index, pages)).unwrap();
+        assert_eq!((released.text().reveal(), released.first_step(), released.last_step()), ("text", index, index));
+    }
+    assert_eq!(gate.records().len(), 10);
+    let last = PageRecord { page: PageId(9), generation: Generation(1), label: own(), first_step: 90, last_step: 99 };
+    assert_eq!(gate.records()[9], last);
+    assert_eq!((gate.pages().own, gate.pages().public, gate.pages().foreign), (9, 1, 0));
+    assert_eq!((gate.steps(), gate.tokens()), (100, 100));
+}
+
+#[test]
+fn a_foreign_page_anywhere_in_a_step_closes_the_gate_for_good() {
+    for position in 0..4 {
+        for label in [other(), Label::NOBODY] {
+            let mut gate = Gate::new(&permit());
+            gate.check(step(0, (0..4).map(|page| read(page, 1, own())).collect())).unwrap();
+            let mut pages: Vec<_> = (0..4).map(|page| read(page, 1, own())).collect();
+            pages[position] = read(77, 5, label);
+            let violation = gate.check(step(1, pages)).unwrap_err();
+            let (page, generation) = (PageId(77), Generation(5));
+            assert_eq!(violation, Violation::ForeignPage { step: 1, page, generation, held: label, wanted: own() });
+            assert_eq!(gate.check(step(1, Vec::new())).unwrap_err(), violation);
+            assert_eq!(gate.check(step(2, Vec::new())).unwrap_err(), violation);
+            assert_eq!((gate.pages().own, gate.pages().foreign, gate.steps()), (4, 1, 1));
+        }
+    }
+}
+
+#[test]
+fn a_page_that_changes_its_label_is_foreign_from_then_on() {
+    let mut gate = Gate::new(&permit());
+    gate.check(step(0, vec![read(3, 1, own())])).unwrap();
+    let violation = gate.check(step(1, vec![read(3, 1, other())])).unwrap_err();
+    assert!(matches!(violation, Violation::ForeignPage { held, .. } if held == other()));
+}
+
+#[test]
+fn a_page_in_a_second_life_is_a_violation_even_with_the_right_label() {
+    let mut gate = Gate::new(&permit());
+    gate.check(step(0, vec![read(3, 1, own()), read(4, 1, own())])).unwrap();
+    let violation = gate.check(step(1, vec![read(3, 1, own()), read(4, 3, own())])).unwrap_err();
+    let wanted = Violation::StaleGeneration { step: 1, page: PageId(4), held: Generation(3), wanted: Generation(1) };
+    assert_eq!(violation, wanted);
+    let mut gate = Gate::new(&permit());
+    let same_step = gate.check(step(0, vec![read(3, 1, own()), read(3, 3, own())]));
+    assert!(matches!(same_step, Err(Violation::StaleGeneration { .. })));
+}
+
+#[test]
+fn a_restarted_sequence_reads_newer_lives_and_none_that_ended() {
+    let mut gate = Gate::new(&permit());
+    gate.check(step(0, vec![read(3, 1, own()), read(4, 1, own())])).unwrap();
+    let again = Step { restarted: true, ..step(1, vec![read(4, 3, own()), read(9, 1, own())]) };
+    gate.check(again).unwrap();
+    assert_eq!(gate.pages().own, 4);
+    let violation = gate.check(step(2, vec![read(4, 3, own()), read(9, 1, own()), read(3, 1, own())])).unwrap_err();
+    let wanted = Violation::StaleGeneration { step: 2, page: PageId(3), held: Generation(1), wanted: Generation(1) };
+    assert_eq!(violation, wanted);
+}
+
+#[test]
+fn another_request_a_gap_and_a_repetition_are_refused() {
+    let mut gate = Gate::new(&permit());
+    let stranger = Step { request: RequestId::from_bytes([2; 16]), ..step(0, Vec::new()) };
+    assert!(matches!(gate.check(stranger), Err(Violation::RequestMismatch { step: 0, .. })));
+    assert!(gate.check(step(0, Vec::new())).is_err());
+    for (first, second) in [(0, 2), (0, 0)] {
+        let mut gate = Gate::new(&permit());
+        gate.check(step(first, Vec::new())).unwrap();
+        assert_eq!(gate.check(step(second, Vec::new())).unwrap_err(), Violation::StepGap { held: second, wanted: 1 });
+    }
+    assert_eq!(Gate::new(&permit()).check(step(1, vec![])).unwrap_err(), Violation::StepGap { held: 1, wanted: 0 });
+}
+
+#[test]
+fn a_fault_that_a_kernel_reports_closes_the_gate_and_the_first_one_stays() {
+    let mut gate = Gate::new(&permit());
+    gate.close(Violation::PageFault { page: PageId(5), layer: 2 });
+    gate.close(Violation::StepGap { held: 1, wanted: 0 });
+    assert_eq!(gate.check(step(0, Vec::new())).unwrap_err(), Violation::PageFault { page: PageId(5), layer: 2 });
+}
+
+#[test]
+fn released_text_joins_in_order_only() {
+    let mut gate = Gate::new(&permit());
+    let mut first = gate.check(step(0, Vec::new())).unwrap();
+    let second = gate.check(step(1, Vec::new())).unwrap();
+    let third = gate.check(step(2, Vec::new())).unwrap();
+    let third = first.append(third).unwrap_err();
+    first.append(second).unwrap();
+    first.append(third).unwrap();
+    assert_eq!(
+        (first.text().reveal(), first.tokens(), first.first_step(), first.last_step()),
+        ("texttexttext", 3, 0, 2)
+    );
+}
+
+proptest! {
+    /// Whatever is read, the runs say exactly which pages were read in which steps.
+    #[test]
+    fn runs_equal_a_record_of_every_read(traces in prop::collection::vec(prop::collection::vec(0u32..6, 0..8), 1..20)) {
+        let mut gate = Gate::new(&permit());
+        let mut naive = BTreeSet::new();
+        for (index, pages) in (0..).zip(&traces) {
+            gate.check(step(index, pages.iter().map(|page| read(*page, 1, own())).collect())).unwrap();
+            naive.extend(pages.iter().map(|page| (*page, index)));
+        }
+        let runs: BTreeSet<_> = gate.records().iter()
+            .flat_map(|run| (run.first_step..=run.last_step).map(|step| (run.page.0, step))).collect();
+        prop_assert_eq!(&runs, &naive);
+        let covered: u32 = gate.records().iter().map(|run| run.last_step - run.first_step + 1).sum();
+        prop_assert_eq!(covered as usize, naive.len());
+        prop_assert_eq!(gate.pages().own as usize, naive.iter().map(|(page, _)| page).collect::<HashSet<_>>().len());
+    }
+
+    /// Of any labels, text is released exactly when all of them flow to the reader.
+    #[test]
+    fn text_is_released_exactly_when_every_label_flows(labels in prop::collection::vec(0u32..5, 0..10)) {
+        let pages: Vec<_> = (0..).zip(&labels).map(|(page, bits)| read(page, 1, Label::from_bits(*bits).unwrap())).collect();
+        let flows = pages.iter().all(|page| page.label == Label::PUBLIC || page.label == own());
+        prop_assert_eq!(Gate::new(&permit()).check(step(0, pages)).is_ok(), flows);
+    }
+}
+
+#[test]
+fn a_disclosed_trace_names_no_other_tenant() {
+    let mut gate = Gate::new(&permit());
+    let foreign = read(2, 1, Label::of(TenantId::new(123_456).unwrap()));
+    gate.check(step(0, vec![read(0, 1, own()), read(1, 1, Label::PUBLIC), foreign, read(3, 1, Label::NOBODY)]))
+        .unwrap_err();
+    let trace = Trace::new(gate.records(), own(), Vec::new());
+    let classes: Vec<_> = trace.pages.iter().map(|run| run.class).collect();
+    assert_eq!(classes, [PageClass::Own, PageClass::Public, PageClass::Other, PageClass::Nobody]);
+    let encoded = trace.encode();
+    assert!(!encoded.windows(3).any(|window| window == &123_457u32.to_be_bytes()[1..]));
+    assert_eq!(Trace::decode(&encoded), Ok(trace));
+}

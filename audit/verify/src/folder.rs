@@ -1,0 +1,311 @@
+//! A whole log, from its files: every entry hashed and read, every tile, the root, every tenant's chain, every pair.
+
+use audit_provenance::{Body, DecodeError, ENTRY_BYTES_MAX, Entry, SealReason, TenantRef, schema_digest};
+use audit_tlog::{
+    BundleError, CHECKPOINT_BYTES_MAX, Checkpoint, CheckpointError, Edge, Hash, TILE_WIDTH, TilePath, VerifierKey,
+    leaf_hash, parse_bundle,
+};
+use policies_domain::{Digest, RequestId};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path;
+
+/// What a sound log holds.
+#[derive(Debug, Clone)]
+pub struct LogReport {
+    /// Its checkpoint.
+    pub checkpoint: Checkpoint,
+    /// Entries of each kind.
+    pub kinds: BTreeMap<&'static str, u64>,
+    /// Sealed entries by reason.
+    pub reasons: BTreeMap<&'static str, u64>,
+    /// Tenants with entries.
+    pub tenants: u64,
+    /// Requests without a sealed entry: in flight when the checkpoint was made.
+    pub unsealed: u64,
+    /// Pages read, over all responses: own, public, foreign.
+    pub pages: [u64; 3],
+    /// Time of the first and the last entry, in microseconds since 1970.
+    pub wall_us: (u64, u64),
+}
+
+/// Why a log is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum LogRefusal {
+    /// A file is missing, unreadable or too long.
+    #[error("`{path}`: {source}")]
+    File {
+        /// Relative to the log's folder.
+        path: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The checkpoint is malformed or not signed by the key.
+    #[error("{0}")]
+    Signature(#[from] CheckpointError),
+    /// A bundle is malformed.
+    #[error("`{path}`: {source}")]
+    Bundle {
+        /// The bundle.
+        path: TilePath,
+        /// What is wrong.
+        source: BundleError,
+    },
+    /// A tile does not hold the hashes of the entries.
+    #[error("`{path}` does not hold the hashes of the entries")]
+    Tile {
+        /// The tile.
+        path: TilePath,
+    },
+    /// The entries have another root.
+    #[error("the {size} entries do not have the root hash of the checkpoint")]
+    Root {
+        /// How many.
+        size: u64,
+    },
+    /// An entry is malformed.
+    #[error("entry {index}: {source}")]
+    Entry {
+        /// Its index.
+        index: u64,
+        /// What is wrong.
+        source: DecodeError,
+    },
+    /// The first entry is no genesis of this log, or a later one is.
+    #[error("entry {index}: the first entry, and only it, is the genesis of this log and key")]
+    Genesis {
+        /// Its index.
+        index: u64,
+    },
+    /// A tenant's chain is not dense.
+    #[error("entry {index} is number {number} of tenant {}, expected was {wanted}", hex::encode(tenant))]
+    TenantNumber {
+        /// Its index.
+        index: u64,
+        /// The tenant.
+        tenant: TenantRef,
+        /// The number found.
+        number: u64,
+        /// The number due.
+        wanted: u64,
+    },
+    /// An entry does not name its tenant's previous one.
+    #[error("entry {index} does not name the previous entry of tenant {}", hex::encode(tenant))]
+    TenantLink {
+        /// Its index.
+        index: u64,
+        /// The tenant.
+        tenant: TenantRef,
+    },
+    /// An opened, sealed or incident entry has no tenant.
+    #[error("entry {index} has no tenant")]
+    NoTenant {
+        /// Its index.
+        index: u64,
+    },
+    /// A request is opened twice.
+    #[error("entry {index} opens request {request} a second time")]
+    OpenedTwice {
+        /// Its index.
+        index: u64,
+        /// The request.
+        request: RequestId,
+    },
+    /// A sealed or incident entry has no open request.
+    #[error("entry {index} belongs to no open request, or to another opened entry")]
+    Pairing {
+        /// Its index.
+        index: u64,
+    },
+    /// A response was stopped for an isolation fault, and there is no incident; or the other way round.
+    #[error("entry {index}: the end of the response and its incidents do not agree")]
+    Incident {
+        /// Its index.
+        index: u64,
+    },
+    /// A page of another tenant was read, and the response was not stopped.
+    #[error("entry {index}: {foreign} foreign pages were read and the response was not stopped")]
+    Pages {
+        /// Its index.
+        index: u64,
+        /// How many.
+        foreign: u64,
+    },
+}
+
+impl LogRefusal {
+    /// The name of the check that failed.
+    #[must_use]
+    pub fn check(&self) -> &'static str {
+        match self {
+            Self::File { .. } => "files",
+            Self::Signature(_) => "signature",
+            Self::Bundle { .. } | Self::Tile { .. } => "tiles",
+            Self::Root { .. } => "root",
+            Self::Entry { .. } | Self::Genesis { .. } => "entries",
+            Self::TenantNumber { .. } | Self::TenantLink { .. } | Self::NoTenant { .. } => "tenants",
+            Self::OpenedTwice { .. } | Self::Pairing { .. } => "pairing",
+            Self::Incident { .. } => "incidents",
+            Self::Pages { .. } => "pages",
+        }
+    }
+}
+
+/// Checks the log in a folder. `progress` is told how many entries are checked, and of how many.
+///
+/// # Errors
+/// The first check that fails.
+pub fn check_log(dir: &Path, key: &VerifierKey, mut progress: impl FnMut(u64, u64)) -> Result<LogReport, LogRefusal> {
+    let checkpoint = Checkpoint::open(&read(dir, "checkpoint", CHECKPOINT_BYTES_MAX)?, key)?;
+    let mut edge = Edge::new();
+    let mut story = Story::new(key, checkpoint.clone());
+    while edge.size() < checkpoint.size {
+        let left = checkpoint.size - edge.size();
+        let width = usize::try_from(left).unwrap_or(TILE_WIDTH).min(TILE_WIDTH);
+        let path = TilePath { level: None, number: edge.size() / TILE_WIDTH as u64, width };
+        let bundle = read(dir, &path.to_string(), width * (ENTRY_BYTES_MAX + 2))?;
+        let entries = parse_bundle(&bundle, width).map_err(|source| LogRefusal::Bundle { path, source })?;
+        for bytes in entries {
+            let (index, leaf) = (edge.size(), leaf_hash(bytes));
+            for tile in edge.push(leaf) {
+                let path = TilePath { level: Some(tile.level), number: tile.number, width: TILE_WIDTH };
+                check_tile(dir, path, &tile.hashes)?;
+            }
+            let entry = Entry::decode(bytes).map_err(|source| LogRefusal::Entry { index, source })?;
+            story.entry(index, leaf, &entry)?;
+        }
+        progress(edge.size(), checkpoint.size);
+    }
+    for (level, number, hashes) in edge.partial_tiles() {
+        check_tile(dir, TilePath { level: Some(level), number, width: hashes.len() }, hashes)?;
+    }
+    if edge.root() != checkpoint.root {
+        return Err(LogRefusal::Root { size: checkpoint.size });
+    }
+    Ok(story.report())
+}
+
+fn check_tile(dir: &Path, path: TilePath, hashes: &[Hash]) -> Result<(), LogRefusal> {
+    let held = read(dir, &path.to_string(), hashes.len() * 32)?;
+    let same = held.as_chunks::<32>().0.iter().eq(hashes.iter().map(|hash| &hash.0)) && held.len() == hashes.len() * 32;
+    if same { Ok(()) } else { Err(LogRefusal::Tile { path }) }
+}
+
+/// Reads a file of at most `bytes_max` bytes.
+fn read(dir: &Path, path: &str, bytes_max: usize) -> Result<Vec<u8>, LogRefusal> {
+    let failed = |source| LogRefusal::File { path: path.to_owned(), source };
+    let mut bytes = Vec::new();
+    File::open(dir.join(path))
+        .and_then(|file| file.take(bytes_max as u64 + 1).read_to_end(&mut bytes))
+        .map_err(failed)?;
+    if bytes.len() > bytes_max { Err(failed(io::ErrorKind::FileTooLarge.into())) } else { Ok(bytes) }
+}
+
+/// What the entries say, taken in order.
+struct Story<'a> {
+    key: &'a VerifierKey,
+    tenants: HashMap<TenantRef, (u64, Digest)>,
+    requests: HashMap<RequestId, Request>,
+    report: LogReport,
+}
+
+struct Request {
+    tenant: TenantRef,
+    opened: (u64, Digest),
+    incidents: u64,
+    sealed: bool,
+}
+
+impl<'a> Story<'a> {
+    fn new(key: &'a VerifierKey, checkpoint: Checkpoint) -> Self {
+        let report = LogReport {
+            checkpoint,
+            kinds: BTreeMap::new(),
+            reasons: BTreeMap::new(),
+            tenants: 0,
+            unsealed: 0,
+            pages: [0; 3],
+            wall_us: (0, 0),
+        };
+        Self { key, tenants: HashMap::new(), requests: HashMap::new(), report }
+    }
+
+    fn entry(&mut self, index: u64, leaf: Hash, entry: &Entry) -> Result<(), LogRefusal> {
+        *self.report.kinds.entry(entry.body.name()).or_default() += 1;
+        if index == 0 {
+            self.report.wall_us.0 = entry.head.wall_us;
+        }
+        self.report.wall_us.1 = entry.head.wall_us;
+        let leaf = Digest(leaf.0);
+        if let Some(link) = entry.head.tenant {
+            let (wanted, previous) =
+                self.tenants.insert(link.tenant, (link.number.saturating_add(1), leaf)).unwrap_or((0, Digest([0; 32])));
+            if link.number != wanted {
+                return Err(LogRefusal::TenantNumber { index, tenant: link.tenant, number: link.number, wanted });
+            }
+            if link.previous != previous {
+                return Err(LogRefusal::TenantLink { index, tenant: link.tenant });
+            }
+        }
+        let tenant = entry.head.tenant.map(|link| link.tenant).ok_or(LogRefusal::NoTenant { index });
+        match &entry.body {
+            Body::Genesis { origin, schema, verifier_key, .. } => {
+                let ours = origin == self.key.name() && *verifier_key == self.key.to_string();
+                if index != 0 || !ours || *schema != Some(schema_digest()) {
+                    return Err(LogRefusal::Genesis { index });
+                }
+            }
+            _ if index == 0 => return Err(LogRefusal::Genesis { index }),
+            Body::Opened(_) => {
+                let request = RequestId::from_bytes(entry.head.uuid);
+                let new = Request { tenant: tenant?, opened: (index, leaf), incidents: 0, sealed: false };
+                if self.requests.insert(request, new).is_some() {
+                    return Err(LogRefusal::OpenedTwice { index, request });
+                }
+            }
+            Body::Incident(incident) => {
+                let opened = (incident.opened_index, incident.opened_leaf);
+                self.open_request(index, tenant?, incident.request, opened)?.incidents += 1;
+            }
+            Body::Sealed(sealed) => {
+                let opened = (sealed.opened_index, sealed.opened_leaf);
+                let request = self.open_request(index, tenant?, sealed.request, opened)?;
+                request.sealed = true;
+                let stopped = sealed.reason == SealReason::Isolation;
+                // A crash may come between an incident and the end of its request.
+                if stopped != (request.incidents > 0) && sealed.reason != SealReason::Crash {
+                    return Err(LogRefusal::Incident { index });
+                }
+                let foreign = sealed.pages.foreign;
+                if foreign > 0 && !stopped {
+                    return Err(LogRefusal::Pages { index, foreign });
+                }
+                *self.report.reasons.entry(sealed.reason.as_str()).or_default() += 1;
+                let counts = [sealed.pages.own, sealed.pages.public, foreign];
+                self.report.pages.iter_mut().zip(counts).for_each(|(sum, count)| *sum = sum.saturating_add(count));
+            }
+            Body::Recovered { .. } | Body::Heartbeat => {}
+        }
+        Ok(())
+    }
+
+    fn open_request(
+        &mut self,
+        index: u64,
+        tenant: TenantRef,
+        request: RequestId,
+        opened: (u64, Digest),
+    ) -> Result<&mut Request, LogRefusal> {
+        self.requests
+            .get_mut(&request)
+            .filter(|request| !request.sealed && request.tenant == tenant && request.opened == opened)
+            .ok_or(LogRefusal::Pairing { index })
+    }
+
+    fn report(mut self) -> LogReport {
+        self.report.tenants = self.tenants.len() as u64;
+        self.report.unsealed = self.requests.values().filter(|request| !request.sealed).count() as u64;
+        self.report
+    }
+}

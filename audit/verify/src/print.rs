@@ -1,0 +1,205 @@
+//! What `bulkhead-verify` says.
+
+use crate::GivenKey;
+use audit_provenance::{Coverage, SealReason};
+use audit_verify::{Evidence, LogReport, ReceiptReport};
+use serde_json::json;
+use std::fmt::{Display, Write as _};
+
+/// Lines of a name and a value.
+struct Lines(String);
+
+impl Lines {
+    fn line(&mut self, name: &str, value: impl Display) {
+        // Writing into a string cannot fail.
+        let _written = writeln!(self.0, "{name:<10}{value}");
+    }
+}
+
+pub(crate) fn receipt(report: &ReceiptReport, key: &GivenKey, evidence: Evidence<'_>) -> String {
+    let (opened, sealed) = (&report.opened, &report.sealed);
+    let mut lines = Lines(String::new());
+    lines.line("receipt", "genuine");
+    lines.line("log", format_args!("{}, {} entries", report.checkpoint.origin, report.checkpoint.size));
+    lines.line("key", key_source(key));
+    lines.line("request", sealed.request);
+    lines.line("entries", format_args!("{} opened, {} sealed", sealed.opened_index, report.index));
+    lines.line("time", format_args!("{} opened, {} sealed", utc(report.opened_us), utc(report.sealed_us)));
+    let name = report.tenant_name.as_deref().unwrap_or("name not disclosed");
+    lines.line("tenant", format_args!("{name} (reference {})", hex::encode(report.tenant.tenant)));
+    lines.line("model", format_args!("sha256 {}", opened.model));
+    lines.line("program", format_args!("sha256 {}", opened.build));
+    lines.line("rules", format_args!("sha256 {}", opened.rules));
+    lines.line(
+        "pages",
+        format_args!("{} own, {} public, {} foreign", sealed.pages.own, sealed.pages.public, sealed.pages.foreign),
+    );
+    lines.line("coverage", coverage(sealed.coverage));
+    let (reason, steps, chunks) = (sealed.reason.as_str(), sealed.steps, sealed.chunks);
+    lines.line("end", format_args!("{reason}, after {steps} steps and {chunks} payloads"));
+    lines.line("tokens", format_args!("{} prompt, {} completion", sealed.prompt_tokens, sealed.completion_tokens));
+    let ms = |us: u64| format!("{}.{:01} ms", us / 1_000, us % 1_000 / 100);
+    let (queued, prefill, decode) = (ms(sealed.queued_us), ms(sealed.prefill_us), ms(sealed.decode_us));
+    lines.line("timings", format_args!("{queued} queued, {prefill} prefill, {decode} decode"));
+    lines.line("checked", report.passed.join(", "));
+    let missing = [
+        (evidence.request.is_none(), "request (--request FILE)"),
+        (evidence.response.is_none(), "response (--response FILE)"),
+        (report.trace.is_none(), "trace (not in the receipt)"),
+        (report.tenant_name.is_none(), "tenant (not in the receipt)"),
+    ];
+    let missing: Vec<_> = missing.iter().filter(|(missing, _)| *missing).map(|(_, what)| *what).collect();
+    if !missing.is_empty() {
+        lines.line("unchecked", missing.join(", "));
+    }
+    lines.line("verdict", verdict(report));
+    lines.0
+}
+
+fn verdict(report: &ReceiptReport) -> &'static str {
+    match report.sealed.reason {
+        SealReason::Isolation if report.sealed.chunks == 0 => {
+            "an isolation fault stopped this response before its first byte left; the log has the incident"
+        }
+        SealReason::Isolation => {
+            "an isolation fault stopped this response after bytes had left; the log has the incident"
+        }
+        SealReason::Crash => "the program ended before this response did; what it read and sent is not recorded",
+        _ => "this log records that every page this response read was the tenant's own or public",
+    }
+}
+
+fn coverage(coverage: Coverage) -> String {
+    let on = [(coverage.label_gate, "label gate"), (coverage.kernel_tags, "page tags in the kernels")];
+    let on: Vec<_> = on.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
+    if on.is_empty() { "no check".to_owned() } else { on.join(", ") }
+}
+
+fn key_source(key: &GivenKey) -> String {
+    match &key.beside {
+        None => format!("{}, as given", key.key),
+        Some(path) => {
+            format!("{}, from `{}`: trust it as far as you trust where that file came from", key.key, path.display())
+        }
+    }
+}
+
+pub(crate) fn receipt_json(report: &ReceiptReport, key: &GivenKey) -> String {
+    let (opened, sealed) = (&report.opened, &report.sealed);
+    line(&json!({
+        "result": "genuine",
+        "origin": report.checkpoint.origin,
+        "tree_size": report.checkpoint.size,
+        "key": key.key.to_string(),
+        "key_given": key.beside.is_none(),
+        "request": sealed.request.to_string(),
+        "opened_index": sealed.opened_index,
+        "index": report.index,
+        "opened_us": report.opened_us,
+        "sealed_us": report.sealed_us,
+        "tenant": report.tenant_name,
+        "tenant_ref": hex::encode(report.tenant.tenant),
+        "tenant_number": report.tenant.number,
+        "model": opened.model.to_string(),
+        "build": opened.build.to_string(),
+        "rules": opened.rules.to_string(),
+        "stream": opened.stream,
+        "pages": {"own": sealed.pages.own, "public": sealed.pages.public, "foreign": sealed.pages.foreign},
+        "coverage": {"label_gate": sealed.coverage.label_gate, "kernel_tags": sealed.coverage.kernel_tags},
+        "reason": sealed.reason.as_str(),
+        "steps": sealed.steps,
+        "chunks": sealed.chunks,
+        "prompt_tokens": sealed.prompt_tokens,
+        "completion_tokens": sealed.completion_tokens,
+        "queued_us": sealed.queued_us,
+        "prefill_us": sealed.prefill_us,
+        "decode_us": sealed.decode_us,
+        "checked": report.passed,
+        "verdict": verdict(report),
+    }))
+}
+
+pub(crate) fn log(report: &LogReport, key: &GivenKey) -> String {
+    let mut lines = Lines(String::new());
+    let counts = |counts: &std::collections::BTreeMap<&str, u64>| {
+        counts.iter().map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
+    };
+    lines.line("log", "sound");
+    lines.line("origin", &report.checkpoint.origin);
+    lines.line("key", key_source(key));
+    lines.line("entries", format_args!("{}: {}", report.checkpoint.size, counts(&report.kinds)));
+    lines.line("root", report.checkpoint.root);
+    lines.line("time", format_args!("{} first, {} last", utc(report.wall_us.0), utc(report.wall_us.1)));
+    lines.line("tenants", format_args!("{}, each with a dense chain", report.tenants));
+    lines.line("responses", format_args!("{}; {} not sealed", counts(&report.reasons), report.unsealed));
+    let [own, public, foreign] = report.pages;
+    lines.line("pages", format_args!("{own} own, {public} public, {foreign} foreign"));
+    lines.line("checked", "signature, tiles, root, entries, tenants, pairing, incidents, pages");
+    lines.0
+}
+
+pub(crate) fn log_json(report: &LogReport, key: &GivenKey) -> String {
+    let [own, public, foreign] = report.pages;
+    line(&json!({
+        "result": "sound",
+        "origin": report.checkpoint.origin,
+        "tree_size": report.checkpoint.size,
+        "root": report.checkpoint.root.to_string(),
+        "key": key.key.to_string(),
+        "key_given": key.beside.is_none(),
+        "entries": report.kinds,
+        "responses": report.reasons,
+        "unsealed": report.unsealed,
+        "tenants": report.tenants,
+        "pages": {"own": own, "public": public, "foreign": foreign},
+        "first_us": report.wall_us.0,
+        "last_us": report.wall_us.1,
+    }))
+}
+
+pub(crate) fn refusal(what: &str, check: &str, reason: &impl Display) -> String {
+    let mut lines = Lines(String::new());
+    lines.line(what, "REFUSED");
+    lines.line("check", check);
+    lines.line("reason", reason);
+    lines.0
+}
+
+pub(crate) fn refusal_json(check: &str, reason: &impl Display) -> String {
+    line(&json!({"result": "refused", "check": check, "reason": reason.to_string()}))
+}
+
+fn line(value: &serde_json::Value) -> String {
+    format!("{value}\n")
+}
+
+/// Microseconds since 1970 as a date and time of day.
+fn utc(wall_us: u64) -> String {
+    let seconds = wall_us / 1_000_000;
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Civil date from a count of days: eras of 400 years that begin on 1 March (after Hinnant).
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
+    let millisecond = wall_us / 1_000 % 1_000;
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{millisecond:03} UTC")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::utc;
+
+    #[test]
+    fn dates() {
+        assert_eq!(utc(0), "1970-01-01 00:00:00.000 UTC");
+        assert_eq!(utc(951_782_400_000_000), "2000-02-29 00:00:00.000 UTC");
+        assert_eq!(utc(1_796_000_523_123_456), "2026-11-30 01:02:03.123 UTC");
+        assert_eq!(utc(4_102_444_799_999_999), "2099-12-31 23:59:59.999 UTC");
+    }
+}

@@ -1,0 +1,104 @@
+//! The command as a user types it: exit status, words, JSON.
+
+mod real_log;
+
+use policies_domain::{Label, TenantId};
+use real_log::{REQUEST_BODY, RealLog};
+use std::path::Path;
+use std::process::Command;
+
+fn run(arguments: &[&str], folder: &Path) -> (i32, String, String) {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_bulkhead-verify")).args(arguments).current_dir(folder).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[tokio::test]
+async fn a_receipt_is_checked_with_everything_at_hand() {
+    let log = RealLog::open();
+    let events = log.streamed(&log.acme, 1).await;
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
+    write("r.tlog-proof", log.receipt(&log.acme, 1).as_bytes());
+    write("request.json", REQUEST_BODY);
+    write("response.sse", events.as_bytes());
+
+    let evidence = ["receipt", "r.tlog-proof", "--request", "request.json", "--response", "response.sse"];
+    let (status, _, errors) = run(&evidence, folder.path());
+    assert_eq!(status, 2);
+    assert!(errors.contains("without the key of the log that you trust, a signature proves nothing"), "{errors}");
+
+    let key = log.log.verifier_key();
+    let (status, text, _) = run(&[&evidence[..], &["--key", &key]].concat(), folder.path());
+    assert_eq!(status, 0, "{text}");
+    for word in ["genuine", "as given", "acme", "label gate", "page tags in the kernels", "0 foreign", "response\n"] {
+        assert!(text.contains(word), "no `{word}` in\n{text}");
+    }
+    assert!(!text.contains("unchecked"), "{text}");
+
+    std::fs::copy(log.key_file(), folder.path().join("log.vkey")).unwrap();
+    let (status, text, _) = run(&["receipt", "r.tlog-proof", "--extract-entry", "entry.cbor"], folder.path());
+    assert_eq!(status, 0);
+    assert!(text.contains("trust it as far as you trust where that file came from"), "{text}");
+    assert!(text.contains("unchecked request (--request FILE), response (--response FILE)"), "{text}");
+    assert!(folder.path().join("entry.cbor").metadata().unwrap().len() > 300);
+
+    let (status, text, _) = run(&["receipt", "r.tlog-proof", "--json"], folder.path());
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, text.lines().count()), (0, 1));
+    assert_eq!((value["result"].as_str(), value["key_given"].as_bool()), (Some("genuine"), Some(false)));
+    assert_eq!((value["tenant"].as_str(), value["pages"]["foreign"].as_u64()), (Some("acme"), Some(0)));
+
+    write("response.sse", events.replace("be", "me").as_bytes());
+    let (status, text, _) = run(&evidence, folder.path());
+    assert_eq!(status, 1);
+    assert!(text.contains("REFUSED") && text.contains("check     response"), "{text}");
+    let (status, text, _) = run(&[&evidence[..], &["--json"]].concat(), folder.path());
+    assert_eq!((status, text.contains("\"check\":\"response\"")), (1, true), "{text}");
+}
+
+#[tokio::test]
+async fn wrong_usage_is_told_apart_from_a_refusal() {
+    let log = RealLog::open();
+    log.streamed(&log.acme, 1).await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("r");
+    std::fs::write(&path, log.receipt(&log.acme, 1)).unwrap();
+    let status = |arguments: &[&str]| run(arguments, folder.path());
+    assert_eq!(status(&["receipt", "missing", "--key", &log.log.verifier_key()]).0, 2);
+    assert!(status(&["receipt", "r", "--key", "nonsense"]).2.contains("neither a verifier key nor a file"));
+    std::fs::write(folder.path().join("bad.vkey"), "nonsense").unwrap();
+    assert_eq!(status(&["receipt", "r", "--key", "bad.vkey"]).0, 2);
+    std::fs::write(folder.path().join("huge"), vec![b'a'; 2_000_000]).unwrap();
+    let (code, _, errors) = status(&["receipt", "huge", "--key", &log.log.verifier_key()]);
+    assert!(code == 2 && errors.contains("longer than"), "{errors}");
+    assert_eq!(status(&["receipt"]).0, 2);
+    assert_eq!(status(&["log", "nowhere"]).0, 2);
+    std::fs::write(folder.path().join("empty"), "").unwrap();
+    assert_eq!(status(&["receipt", "empty", "--key", &log.log.verifier_key()]).0, 1);
+}
+
+#[tokio::test]
+async fn a_log_is_checked_and_summed_up() {
+    let log = RealLog::open();
+    log.streamed(&log.acme, 1).await;
+    log.whole(&log.globex, 2).await;
+    log.refused(&log.acme, 3, Label::of(TenantId::new(2).unwrap())).await;
+    log.log.shutdown();
+    let dir = log.dir.path().to_str().unwrap();
+    let (status, text, errors) = run(&["log", dir], Path::new("/"));
+    assert_eq!(status, 0, "{text}{errors}");
+    assert!(text.contains("8: 1 genesis, 1 incident, 3 opened, 3 sealed"), "{text}");
+    assert!(text.contains("1 isolation, 2 stop; 0 not sealed"), "{text}");
+    let (status, text, _) = run(&["log", dir, "--json", "--key", &log.log.verifier_key()], Path::new("/"));
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, value["tree_size"].as_u64(), value["tenants"].as_u64()), (0, Some(8), Some(2)));
+
+    let bundle = log.dir.path().join("tile/entries/000.p/8");
+    let mut bytes = std::fs::read(&bundle).unwrap();
+    bytes[700] ^= 1;
+    std::fs::write(&bundle, bytes).unwrap();
+    let (status, text, _) = run(&["log", dir], Path::new("/"));
+    assert!(status == 1 && text.contains("REFUSED"), "{text}");
+}

@@ -1,0 +1,111 @@
+//! Two verifiers that share no code with the product, in two languages, on receipts of a real log: both accept them, and
+//! both refuse them after one changed byte.
+
+mod real_log;
+
+use audit_tlog::TlogProof;
+use real_log::RealLog;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn verifier(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/verifiers").join(name)
+}
+
+fn python(key: &Path, receipt: &Path) -> Output {
+    assert!(found("openssl", "version"), "`openssl` is missing: apt-get install openssl");
+    let run = Command::new("python3").arg(verifier("receipt.py")).args([key, receipt]).output();
+    run.expect("`python3` is missing: apt-get install python3")
+}
+
+fn found(program: &str, argument: &str) -> bool {
+    Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success())
+}
+
+/// Compiles the Go verifier with the packages of the distribution, without network.
+fn build_go(folder: &Path) -> PathBuf {
+    let program = folder.join("receipt-go");
+    let built = Command::new("go")
+        .args(["build", "-o"])
+        .args([&program, &verifier("receipt.go")])
+        .envs([("GO111MODULE", "off"), ("GOPATH", "/usr/share/gocode"), ("GOFLAGS", ""), ("GOPROXY", "off")])
+        .env("GOCACHE", folder.join("go-cache"))
+        .output()
+        .expect("`go` is missing: apt-get install golang-go golang-golang-x-mod-dev");
+    let errors = String::from_utf8_lossy(&built.stderr);
+    let install = "apt-get install golang-go golang-golang-x-mod-dev";
+    assert!(built.status.success(), "{install}\n{errors}");
+    program
+}
+
+/// Receipts with one changed byte each: in the entry, the proof, the index, the checkpoint and the signature.
+fn tampered(receipt: &str) -> Vec<(&'static str, Vec<u8>)> {
+    let proof = TlogProof::parse(receipt.as_bytes()).unwrap();
+    let mut changed = Vec::new();
+    let extra = proof.extra.clone().unwrap();
+    for offset in [6, 40, 120, 300] {
+        let mut extra = extra.clone();
+        extra[offset] ^= 1;
+        changed.push(("entry", TlogProof { extra: Some(extra), ..proof.clone() }.encode().into_bytes()));
+    }
+    for place in 0..proof.hashes.len() {
+        let mut proof = proof.clone();
+        proof.hashes[place].0[17] ^= 1;
+        changed.push(("proof", proof.encode().into_bytes()));
+    }
+    changed.push(("index", TlogProof { index: proof.index ^ 1, ..proof.clone() }.encode().into_bytes()));
+    let checkpoint = receipt.len() - proof.checkpoint.len();
+    let lines: Vec<usize> = proof.checkpoint.match_indices('\n').map(|(at, _)| checkpoint + at).collect();
+    let bytes = |what, position: usize| {
+        let mut bytes = receipt.as_bytes().to_vec();
+        bytes[position] ^= 1;
+        (what, bytes)
+    };
+    changed.push(bytes("origin", checkpoint + 3));
+    changed.push(bytes("size", lines[1] - 1));
+    changed.push(bytes("root", lines[1] + 5));
+    changed.push(bytes("key name", lines[3] + 8));
+    changed.push(bytes("key id", lines[4] - 90));
+    changed.push(bytes("signature", lines[4] - 40));
+    changed
+}
+
+async fn check(run: impl Fn(&Path, &Path) -> Output) {
+    let log = RealLog::open();
+    log.streamed(&log.acme, 1).await;
+    log.whole(&log.globex, 2).await;
+    log.streamed(&log.acme, 3).await;
+    let receipt = log.receipt(&log.acme, 3);
+    let path = log.dir.path().join("receipt");
+    std::fs::write(&path, &receipt).unwrap();
+    let output = run(&log.key_file(), &path);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && text.starts_with("OK origin="), "{text}{errors}");
+
+    for (what, bytes) in tampered(&receipt) {
+        std::fs::write(&path, bytes).unwrap();
+        let output = run(&log.key_file(), &path);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{what}: {text}{errors}");
+        assert!(text.starts_with("REFUSED"), "{what}: {text}{errors}");
+    }
+
+    // The right receipt under another log's key.
+    let other = RealLog::open();
+    std::fs::write(&path, &receipt).unwrap();
+    assert_eq!(run(&other.key_file(), &path).status.code(), Some(1));
+}
+
+#[tokio::test]
+async fn python_and_openssl_agree() {
+    check(python).await;
+}
+
+#[tokio::test]
+async fn go_and_its_reference_packages_agree() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = build_go(folder.path());
+    check(|key, receipt| Command::new(&program).args([key, receipt]).output().unwrap()).await;
+}

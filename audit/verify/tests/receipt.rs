@@ -1,0 +1,151 @@
+//! Receipts of a real log: genuine ones pass with all evidence, and no single changed byte does.
+
+mod real_log;
+
+use audit_log::ReceiptError;
+use audit_provenance::{Disclosure, Openings, SealReason};
+use audit_tlog::{LogSigner, TlogProof, VerifierKey};
+use audit_verify::{Evidence, ReceiptRefusal, check_receipt};
+use policies_domain::{Label, RequestId, TenantId};
+use real_log::{REQUEST_BODY, RealLog, principal};
+
+fn key(log: &RealLog) -> VerifierKey {
+    VerifierKey::parse(&log.log.verifier_key()).unwrap()
+}
+
+fn evidence<'a>(request: &'a [u8], response: &'a str) -> Evidence<'a> {
+    Evidence { request: Some(request), response: Some(response.as_bytes()) }
+}
+
+#[tokio::test]
+async fn a_streamed_and_a_whole_answer_are_genuine_to_the_last_byte() {
+    let log = RealLog::open();
+    let events = log.streamed(&log.acme, 1).await;
+    let body = log.whole(&log.globex, 2).await;
+
+    let receipt = log.receipt(&log.acme, 1);
+    assert!(receipt.len() <= 4_096, "{} bytes", receipt.len());
+    let report = check_receipt(receipt.as_bytes(), &key(&log), evidence(REQUEST_BODY, &events)).unwrap();
+    assert_eq!(report.tenant_name.as_deref(), Some("acme"));
+    assert_eq!((report.sealed.reason, report.sealed.chunks, report.sealed.steps), (SealReason::Stop, 4, 5));
+    assert_eq!((report.sealed.pages.own, report.sealed.pages.public, report.sealed.pages.foreign), (5, 0, 0));
+    assert!(report.sealed.coverage.label_gate && report.sealed.coverage.kernel_tags);
+    let all = ["format", "signature", "inclusion", "pairing", "tenant", "trace", "pages", "request", "response"];
+    assert_eq!(report.passed, all);
+
+    let receipt = log.receipt(&log.globex, 2);
+    let report = check_receipt(receipt.as_bytes(), &key(&log), evidence(REQUEST_BODY, &body)).unwrap();
+    assert_eq!((report.sealed.pages.own, report.sealed.pages.public), (0, 2));
+}
+
+#[tokio::test]
+async fn any_changed_byte_is_refused() {
+    let log = RealLog::open();
+    let events = log.streamed(&log.acme, 1).await;
+    log.whole(&log.globex, 2).await;
+    let receipt = log.receipt(&log.acme, 1).into_bytes();
+    for position in 0..receipt.len() {
+        for flip in [0x01, 0x20, 0x80] {
+            let mut changed = receipt.clone();
+            changed[position] ^= flip;
+            let checked = check_receipt(&changed, &key(&log), evidence(REQUEST_BODY, &events));
+            assert!(checked.is_err(), "byte {position} changed by {flip:#x}");
+        }
+    }
+    for length in 0..receipt.len() {
+        assert!(check_receipt(&receipt[..length], &key(&log), Evidence::default()).is_err(), "cut to {length}");
+    }
+}
+
+#[tokio::test]
+async fn another_request_or_response_is_refused() {
+    let log = RealLog::open();
+    let events = log.streamed(&log.acme, 1).await;
+    let receipt = log.receipt(&log.acme, 1);
+    let check = |request, response: &str| {
+        check_receipt(receipt.as_bytes(), &key(&log), evidence(request, response)).unwrap_err()
+    };
+    assert_eq!(check(b"{}", &events), ReceiptRefusal::Request);
+    assert_eq!(check(REQUEST_BODY, &events.replace("not", "now")), ReceiptRefusal::Response { part: "the text" });
+    let number = ReceiptRefusal::Response { part: "the number of payloads" };
+    assert_eq!(check(REQUEST_BODY, ""), number);
+    assert_eq!(check(REQUEST_BODY, "data: {}\n\n"), number);
+    // The same text in other pieces has the same length and another chain.
+    let moved = events.replacen("{\"content\":\"To\"}\n\ndata: {", "{\"content\":\"To\"}{\n\ndata: ", 1);
+    assert_eq!(check(REQUEST_BODY, &moved), ReceiptRefusal::Response { part: "the chunk chain" });
+    assert_eq!(check(REQUEST_BODY, "<html>").check(), "response");
+}
+
+#[tokio::test]
+async fn another_tenant_gets_no_receipt_and_cannot_tell_why() {
+    let log = RealLog::open();
+    log.streamed(&log.acme, 1).await;
+    log.log.shutdown();
+    let (mine, never) = (RequestId::from_bytes([1; 16]), RequestId::from_bytes([9; 16]));
+    assert!(log.log.receipt(&log.acme, mine).is_ok());
+    assert_eq!(log.log.receipt(&log.globex, mine), Err(ReceiptError::NotFound));
+    assert_eq!(log.log.receipt(&log.acme, never), Err(ReceiptError::NotFound));
+    // A tenant is its name: the number that a process gives it is not looked at.
+    assert_eq!(log.log.receipt(&principal(1, "globex"), mine), Err(ReceiptError::NotFound));
+    assert!(log.log.receipt(&principal(9, "acme"), mine).is_ok());
+}
+
+#[tokio::test]
+async fn a_stopped_response_has_a_receipt_that_says_so_and_names_nobody() {
+    let log = RealLog::open();
+    log.streamed(&log.globex, 3).await;
+    log.refused(&log.acme, 1, Label::of(TenantId::new(2).unwrap())).await;
+    let receipt = log.receipt(&log.acme, 1);
+    let report = check_receipt(receipt.as_bytes(), &key(&log), evidence(REQUEST_BODY, "")).unwrap();
+    assert_eq!((report.sealed.reason, report.sealed.chunks), (SealReason::Isolation, 0));
+    assert_eq!((report.sealed.pages.own, report.sealed.pages.foreign), (0, 4));
+    let extra = TlogProof::parse(receipt.as_bytes()).unwrap().extra.unwrap();
+    assert!(!extra.windows(6).any(|window| window == b"globex"));
+}
+
+#[tokio::test]
+async fn parts_of_another_receipt_do_not_fit() {
+    let log = RealLog::open();
+    log.streamed(&log.acme, 1).await;
+    log.streamed(&log.acme, 2).await;
+    let parse = |text: String| TlogProof::parse(text.as_bytes()).unwrap();
+    let (first, second) = (parse(log.receipt(&log.acme, 1)), parse(log.receipt(&log.acme, 2)));
+    let disclosed = |proof: &TlogProof| Disclosure::decode(proof.extra.as_ref().unwrap()).unwrap();
+    let (one, two) = (disclosed(&first), disclosed(&second));
+    let refused = |disclosure: Disclosure| {
+        let changed = TlogProof { extra: Some(disclosure.encode()), ..first.clone() };
+        check_receipt(changed.encode().as_bytes(), &key(&log), Evidence::default()).unwrap_err().check()
+    };
+    assert_eq!(refused(Disclosure { sealed: two.sealed.clone(), ..one.clone() }), "inclusion");
+    let other_opened = Disclosure {
+        opened: two.opened.clone(),
+        opened_index: two.opened_index,
+        opened_proof: two.opened_proof.clone(),
+        ..one.clone()
+    };
+    assert_eq!(refused(other_opened), "pairing");
+    assert_eq!(refused(Disclosure { trace: Some(b"\x82\x80\x80".to_vec()), ..one.clone() }), "trace");
+    assert_eq!(refused(Disclosure { openings: two.openings.clone(), ..one.clone() }), "tenant");
+    let renamed = Openings { tenant_name: "globex".into(), ..one.openings.clone().unwrap() };
+    assert_eq!(refused(Disclosure { openings: Some(renamed), ..one.clone() }), "tenant");
+
+    // Without salts the receipt is genuine, and content cannot be compared.
+    let bare = TlogProof { extra: Some(Disclosure { openings: None, ..one }.encode()), ..first.clone() };
+    let bare = bare.encode();
+    assert!(check_receipt(bare.as_bytes(), &key(&log), Evidence::default()).is_ok());
+    let with_request = Evidence { request: Some(REQUEST_BODY), response: None };
+    let refusal = check_receipt(bare.as_bytes(), &key(&log), with_request).unwrap_err();
+    assert_eq!(refusal, ReceiptRefusal::NoOpenings { content: "request" });
+    let none = TlogProof { extra: None, ..first };
+    let refusal = check_receipt(none.encode().as_bytes(), &key(&log), Evidence::default()).unwrap_err();
+    assert_eq!(refusal, ReceiptRefusal::NoDisclosure);
+}
+
+#[tokio::test]
+async fn another_key_of_the_same_name_is_refused() {
+    let log = RealLog::open();
+    log.streamed(&log.acme, 1).await;
+    let receipt = log.receipt(&log.acme, 1);
+    let other = LogSigner::from_seed(real_log::ORIGIN, &[5; 32]).unwrap().verifier_key();
+    assert_eq!(check_receipt(receipt.as_bytes(), &other, Evidence::default()).unwrap_err().check(), "signature");
+}

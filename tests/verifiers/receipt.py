@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Checks a Bulkhead receipt with nothing but the Python standard library and the `openssl` command.
+
+Usage: receipt.py VERIFIER-KEY-FILE RECEIPT-FILE
+
+Written apart from the product, from the public formats: C2SP signed-note, tlog-checkpoint and tlog-proof, RFC 9162
+section 2.1.3.2, and docs/log-format.md for the extra line. Exit status 0 when the receipt is genuine, 1 when it is not.
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+
+RECEIPT_BYTES_MAX = 1024 * 1024
+KEY_BYTES_MAX = 1024
+SIGNATURES_MAX = 16
+PROOF_HASHES_MAX = 64
+ED25519 = 1
+# DER header of an Ed25519 public key (RFC 8410); the 32 bytes of the key follow.
+ED25519_DER = bytes.fromhex("302a300506032b6570032100")
+
+
+class Refused(Exception):
+    """The receipt does not prove what it claims."""
+
+
+def require(condition, reason):
+    if not condition:
+        raise Refused(reason)
+
+
+def read_file(path, bytes_max):
+    with open(path, "rb") as file:
+        data = file.read(bytes_max + 1)
+    require(len(data) <= bytes_max, f"{path} is longer than {bytes_max} bytes")
+    return data
+
+
+def decode_base64(text):
+    """Standard base64 in its one form: what does not encode back to itself is refused."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise Refused("malformed base64") from None
+    require(base64.b64encode(data).decode() == text, "base64 is not in its one form")
+    return data
+
+
+def decode_decimal(text):
+    require(text.isascii() and text.isdigit() and len(text) <= 19, "malformed number")
+    require(str(int(text)) == text, "number is not in its one form")
+    return int(text)
+
+
+def parse_key(text):
+    """A verifier key line: name, key id, algorithm byte and key."""
+    parts = text.strip("\n").split("+", 2)
+    require(len(parts) == 3 and parts[0], "malformed verifier key")
+    name, key_id, material = parts[0], parts[1], decode_base64(parts[2])
+    require(len(material) == 33 and material[0] == ED25519, "the key is not an Ed25519 key")
+    expected = hashlib.sha256(name.encode() + b"\n" + material).hexdigest()[:8]
+    require(key_id == expected, "the key id does not belong to the key")
+    return name, bytes.fromhex(key_id), material[1:]
+
+
+def parse_receipt(text):
+    """Splits a tlog-proof file into extra data, index, proof hashes and checkpoint."""
+    head, separator, checkpoint = text.partition("\n\n")
+    require(separator, "the receipt has no checkpoint")
+    lines = head.split("\n")
+    require(lines.pop(0) == "c2sp.org/tlog-proof@v1", "not a tlog-proof")
+    require(lines and lines[0].startswith("extra "), "the receipt has no extra line")
+    extra = decode_base64(lines.pop(0)[len("extra ") :])
+    require(lines and lines[0].startswith("index "), "the receipt has no index line")
+    index = decode_decimal(lines.pop(0)[len("index ") :])
+    require(len(lines) <= PROOF_HASHES_MAX, "the proof is too long")
+    hashes = [decode_base64(line) for line in lines]
+    require(all(len(hash_) == 32 for hash_ in hashes), "a proof line is not a hash")
+    return extra, index, hashes, checkpoint
+
+
+def sealed_entry(extra):
+    """The first byte string of the extra data: CBOR array, version 1, entry."""
+    require(len(extra) > 3 and extra[0] >> 5 == 4 and extra[0] & 31 < 24 and extra[1] == 1, "unknown extra data")
+    require(extra[2] >> 5 == 2, "the extra data does not begin with an entry")
+    length, offset = extra[2] & 31, 3
+    if length == 24:
+        length, offset = extra[3], 4
+        require(length >= 24, "a length is not in its shortest form")
+    elif length == 25:
+        length, offset = int.from_bytes(extra[3:5], "big"), 5
+        require(length >= 256, "a length is not in its shortest form")
+    else:
+        require(length < 24, "the entry is too long")
+    require(len(extra) >= offset + length, "the entry is cut off")
+    return extra[offset : offset + length]
+
+
+def verify_signature(public_key, message, signature):
+    """Ed25519 by the openssl command."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [os.path.join(folder, name) for name in ("key", "message", "signature")]
+        for path, data in zip(paths, (ED25519_DER + public_key, message, signature)):
+            with open(path, "wb") as file:
+                file.write(data)
+        command = ["openssl", "pkeyutl", "-verify", "-pubin", "-keyform", "DER", "-inkey", paths[0]]
+        command += ["-rawin", "-in", paths[1], "-sigfile", paths[2]]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def open_checkpoint(note, key):
+    """Checks the log's signature on a signed note; returns origin, size and root hash."""
+    name, key_id, public_key = key
+    text, separator, signatures = note.rpartition("\n\n")
+    require(separator and signatures.endswith("\n"), "the checkpoint is not a signed note")
+    text += "\n"
+    lines = signatures[:-1].split("\n")
+    require(len(lines) <= SIGNATURES_MAX, "the checkpoint has too many signatures")
+    found = None
+    for line in lines:
+        parts = line.split(" ")
+        require(len(parts) == 3 and parts[0] == "\u2014", "malformed signature line")
+        blob = decode_base64(parts[2])
+        if parts[1] == name and blob[:4] == key_id:
+            require(found is None, "two signatures of one key")
+            found = blob[4:]
+    require(found is not None, "the checkpoint is not signed by the key")
+    require(len(found) == 64 and verify_signature(public_key, text.encode(), found), "the signature is false")
+    lines = text.split("\n")
+    require(len(lines) == 4 and lines[3] == "", "the checkpoint is not exactly three lines")
+    origin, size, root = lines[0], decode_decimal(lines[1]), decode_base64(lines[2])
+    require(origin == name, "the checkpoint is of another log")
+    require(len(root) == 32, "the root is not a hash")
+    return origin, size, root
+
+
+def verify_inclusion(entry, index, size, hashes, root):
+    """RFC 9162 section 2.1.3.2, step by step."""
+    require(index < size, "the index is not in the tree")
+    node, last = index, size - 1
+    result = hashlib.sha256(b"\x00" + entry).digest()
+    for sibling in hashes:
+        require(last != 0, "the proof is too long")
+        if node & 1 or node == last:
+            result = hashlib.sha256(b"\x01" + sibling + result).digest()
+            while not node & 1 and node != 0:
+                node >>= 1
+                last >>= 1
+        else:
+            result = hashlib.sha256(b"\x01" + result + sibling).digest()
+        node >>= 1
+        last >>= 1
+    require(last == 0, "the proof is too short")
+    require(result == root, "the proof does not lead to the root hash")
+
+
+def main(arguments):
+    if len(arguments) != 3:
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        key = parse_key(read_file(arguments[1], KEY_BYTES_MAX).decode())
+        receipt = read_file(arguments[2], RECEIPT_BYTES_MAX).decode()
+        extra, index, hashes, note = parse_receipt(receipt)
+        entry = sealed_entry(extra)
+        origin, size, root = open_checkpoint(note, key)
+        verify_inclusion(entry, index, size, hashes, root)
+    except UnicodeDecodeError:
+        print("REFUSED: not text")
+        return 1
+    except Refused as refused:
+        print(f"REFUSED: {refused}")
+        return 1
+    print(f"OK origin={origin} size={size} index={index} entry-sha256={hashlib.sha256(entry).hexdigest()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
