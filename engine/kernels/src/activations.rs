@@ -8,33 +8,32 @@ pub(crate) const BLOCK: usize = 32;
 /// Quads (four `i8` in one `i32`) of a block.
 pub(crate) const BLOCK_QUADS: usize = BLOCK / 4;
 
+/// 32 values: `scale` times the `i8`s in `quads`, with what the products want to know about them, side by side.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Block {
+    /// Four `i8` each, none of them -128, the first in the lowest byte.
+    pub(crate) quads: [i32; BLOCK_QUADS],
+    /// What an `i8` of the block stands for.
+    pub(crate) scale: f32,
+    /// The scale times the sum of all `i8`; multiplies a weight block's minimum.
+    pub(crate) scaled_sum: f32,
+    /// -128 times the sum of all `i8`; undoes the offset of byte weights.
+    pub(crate) correction: i32,
+}
+
 /// Rows of activations, one for each token of a run. Reused from layer to layer; holds no more than it was made for.
 pub struct Activations {
     tokens: usize,
     width: usize,
-    /// `[tokens][width / 4]`: four `i8` each, none of them -128, the first in the lowest byte.
-    quads: Vec<i32>,
-    /// `[tokens][width / 32]`: what an `i8` of the block stands for.
-    scales: Vec<f32>,
-    /// `[tokens][width / 32]`: the block's scale times the sum of its `i8`; multiplies a weight block's minimum.
-    scaled_sums: Vec<f32>,
-    /// `[tokens][width / 32]`: -128 times the sum of the block's `i8`; undoes the offset of byte weights.
-    corrections: Vec<i32>,
+    /// `[tokens][width / 32]`.
+    blocks: Vec<Block>,
 }
 
 impl Activations {
     /// Room for `tokens_max` rows of `width_max` values (rounded up to whole blocks).
     #[must_use]
     pub fn new(tokens_max: usize, width_max: usize) -> Self {
-        let blocks = tokens_max * width_max.div_ceil(BLOCK);
-        Self {
-            tokens: 0,
-            width: 0,
-            quads: vec![0; blocks * BLOCK_QUADS],
-            scales: vec![0.0; blocks],
-            scaled_sums: vec![0.0; blocks],
-            corrections: vec![0; blocks],
-        }
+        Self { tokens: 0, width: 0, blocks: vec![Block::default(); tokens_max * width_max.div_ceil(BLOCK)] }
     }
 
     /// Rows in use.
@@ -55,30 +54,17 @@ impl Activations {
     /// When the width is not whole blocks or there is no room.
     pub(crate) fn reshape(&mut self, tokens: usize, width: usize) -> ActivationsWriter<'_> {
         assert!(width.is_multiple_of(BLOCK), "activations come in whole blocks");
-        assert!(tokens * width / BLOCK <= self.scales.len(), "more activations than there is room for");
+        assert!(tokens * width / BLOCK <= self.blocks.len(), "more activations than there is room for");
         self.tokens = tokens;
         self.width = width;
-        ActivationsWriter {
-            blocks: width / BLOCK,
-            quads: SharedSlice::new(&mut self.quads),
-            scales: SharedSlice::new(&mut self.scales),
-            scaled_sums: SharedSlice::new(&mut self.scaled_sums),
-            corrections: SharedSlice::new(&mut self.corrections),
-        }
+        ActivationsWriter { row_blocks: width / BLOCK, blocks: SharedSlice::new(&mut self.blocks) }
     }
 
-    /// One block of a row.
+    /// The blocks of a row.
     #[inline(always)]
-    pub(crate) fn block(&self, token: usize, block: usize) -> Block<'_> {
-        let index = token * (self.width / BLOCK) + block;
-        // Rows are written whole before they are read; `as_chunks` cannot split unevenly here.
-        let quads = &self.quads.as_chunks::<BLOCK_QUADS>().0[index];
-        Block {
-            quads,
-            scale: self.scales[index],
-            scaled_sum: self.scaled_sums[index],
-            correction: self.corrections[index],
-        }
+    pub(crate) fn row(&self, token: usize) -> &[Block] {
+        let row_blocks = self.width / BLOCK;
+        &self.blocks[token * row_blocks..][..row_blocks]
     }
 }
 
@@ -88,21 +74,10 @@ impl std::fmt::Debug for Activations {
     }
 }
 
-/// 32 values: `scale` times the `i8`s in `quads`.
-pub(crate) struct Block<'a> {
-    pub(crate) quads: &'a [i32; BLOCK_QUADS],
-    pub(crate) scale: f32,
-    pub(crate) scaled_sum: f32,
-    pub(crate) correction: i32,
-}
-
 /// Writes blocks from several threads.
 pub(crate) struct ActivationsWriter<'a> {
-    blocks: usize,
-    quads: SharedSlice<'a, i32>,
-    scales: SharedSlice<'a, f32>,
-    scaled_sums: SharedSlice<'a, f32>,
-    corrections: SharedSlice<'a, i32>,
+    row_blocks: usize,
+    blocks: SharedSlice<'a, Block>,
 }
 
 impl ActivationsWriter<'_> {
@@ -118,15 +93,11 @@ impl ActivationsWriter<'_> {
         let low = simd.to_i32(simd.mul(low, simd.splat(inverse)));
         let high = simd.to_i32(simd.mul(high, simd.splat(inverse)));
         let sum = simd.sum_i32(simd.add_i32(low, high));
-        let index = token * self.blocks + block;
-        // SAFETY: the block is this thread's by the caller's promise, and blocks do not overlap.
-        unsafe {
-            let quads = self.quads.part(index * BLOCK_QUADS..(index + 1) * BLOCK_QUADS);
-            quads[..LANES / 4].copy_from_slice(&simd.low_bytes(low));
-            quads[LANES / 4..].copy_from_slice(&simd.low_bytes(high));
-            self.scales.write(index, scale);
-            self.scaled_sums.write(index, scale * sum as f32);
-            self.corrections.write(index, sum.wrapping_mul(-128));
-        }
+        let mut quads = [0; BLOCK_QUADS];
+        quads[..LANES / 4].copy_from_slice(&simd.low_bytes(low));
+        quads[LANES / 4..].copy_from_slice(&simd.low_bytes(high));
+        let value = Block { quads, scale, scaled_sum: scale * sum as f32, correction: sum.wrapping_mul(-128) };
+        // SAFETY: the block is this thread's by the caller's promise.
+        unsafe { self.blocks.write(token * self.row_blocks + block, value) };
     }
 }

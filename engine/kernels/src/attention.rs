@@ -70,6 +70,8 @@ struct Partial {
 struct Scratch {
     /// `[rows][head_dim]`, chunk by chunk transposed.
     queries: Vec<f32>,
+    /// K or V of one page and head as f32.
+    page: Vec<f32>,
     /// `[rows][SEGMENT_TOKENS]`: scores, then weights.
     scores: Vec<f32>,
     /// `[rows][head_dim]` of the segment.
@@ -99,6 +101,7 @@ impl AttentionPlan {
         for scratch in &mut self.threads {
             let scratch = scratch.get_mut().unwrap_or_else(PoisonError::into_inner);
             scratch.queries.resize(rows * shape.head_dim, 0.0);
+            scratch.page.resize(PAGE_TOKENS * shape.head_dim, 0.0);
             scratch.scores.resize(rows * SEGMENT_TOKENS, 0.0);
             scratch.outputs.resize(rows * shape.head_dim, 0.0);
             scratch.partials.resize(rows, Partial::default());
@@ -266,11 +269,11 @@ impl Kernel for WholeTile<'_> {
     fn run<S: Simd>(self, simd: S) {
         let Self { reader, tile, kv_head, scratch, out } = self;
         let rows = tile.tokens * reader.group();
-        gather_queries(reader, tile, kv_head, &mut scratch.queries);
+        gather_queries::<S>(reader, tile, kv_head, &mut scratch.queries);
         scratch.joined[..rows].fill(Partial { largest: f32::NEG_INFINITY, sum: 0.0 });
         for segment in 0..tile.segments() {
-            let Scratch { queries, scores, outputs, partials, joined_outputs, joined } = &mut *scratch;
-            if !one_segment(simd, reader, tile, kv_head, segment, queries, scores, partials, outputs) {
+            let Scratch { queries, page, scores, outputs, partials, joined_outputs, joined } = &mut *scratch;
+            if !one_segment(simd, reader, tile, kv_head, segment, queries, page, scores, partials, outputs) {
                 return write_zeros(reader, tile, kv_head, out);
             }
             join(simd, reader.shape.head_dim, rows, joined, joined_outputs, partials, outputs);
@@ -294,10 +297,10 @@ impl Kernel for OneSegment<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self { reader, tile, kv_head, segment, scratch, partials, outputs } = self;
-        let Scratch { queries, scores, .. } = scratch;
-        gather_queries(reader, tile, kv_head, queries);
+        let Scratch { queries, page, scores, .. } = scratch;
+        gather_queries::<S>(reader, tile, kv_head, queries);
         // A fault is on record then, and `Join` sees it there.
-        let _ = one_segment(simd, reader, tile, kv_head, segment, queries, scores, partials, outputs);
+        let _ = one_segment(simd, reader, tile, kv_head, segment, queries, page, scores, partials, outputs);
     }
 }
 
@@ -332,24 +335,41 @@ impl Kernel for Join<'_> {
     }
 }
 
-/// Calls a function for chunks of rows: as many at a time as the registers hold.
+/// Calls a function for chunks of rows, of the sizes that [`chunk_of`] gives.
 macro_rules! each_chunk {
     ($rows:expr, $row:ident, $function:ident($($argument:expr),*)) => {
         let mut $row = 0;
-        while $rows - $row >= 6 { $function::<S, 6>($($argument),*); $row += 6; }
-        while $rows - $row >= 3 { $function::<S, 3>($($argument),*); $row += 3; }
-        while $rows - $row >= 2 { $function::<S, 2>($($argument),*); $row += 2; }
-        while $rows - $row >= 1 { $function::<S, 1>($($argument),*); $row += 1; }
+        while $row < $rows {
+            let chunk = chunk_of::<S>($rows - $row);
+            match chunk {
+                6 if S::QUERIES_MAX >= 6 => $function::<S, 6>($($argument),*),
+                3 if S::QUERIES_MAX >= 3 => $function::<S, 3>($($argument),*),
+                2 if S::QUERIES_MAX >= 2 => $function::<S, 2>($($argument),*),
+                _ => $function::<S, 1>($($argument),*),
+            }
+            $row += chunk;
+        }
     };
 }
 
+/// How many rows are computed at a time when `rows` are left: as many as the registers hold.
+#[inline(always)]
+fn chunk_of<S: Simd>(rows: usize) -> usize {
+    match rows.min(S::QUERIES_MAX) {
+        6.. => 6,
+        3..6 => 3,
+        rows => rows,
+    }
+}
+
 /// Copies the tile's queries of one group of heads: rows are (token, head), chunk by chunk `[head_dim][chunk]`.
-fn gather_queries(reader: &Reader<'_>, tile: &Tile, kv_head: usize, to: &mut [f32]) {
+#[inline(always)]
+fn gather_queries<S: Simd>(reader: &Reader<'_>, tile: &Tile, kv_head: usize, to: &mut [f32]) {
     let (group, head_dim) = (reader.group(), reader.shape.head_dim);
     let rows = tile.tokens * group;
     let mut row = 0;
     while row < rows {
-        let chunk = chunk_of(rows - row);
+        let chunk = chunk_of::<S>(rows - row);
         for lane in 0..chunk {
             let (token, head) = ((row + lane) / group, kv_head * group + (row + lane) % group);
             let from = (tile.row + token) * reader.shape.qkv_width() + head * head_dim;
@@ -358,15 +378,6 @@ fn gather_queries(reader: &Reader<'_>, tile: &Tile, kv_head: usize, to: &mut [f3
             }
         }
         row += chunk;
-    }
-}
-
-/// The chunk that `each_chunk` takes when `rows` are left.
-fn chunk_of(rows: usize) -> usize {
-    match rows {
-        6.. => 6,
-        3..6 => 3,
-        rows => rows,
     }
 }
 
@@ -380,6 +391,7 @@ fn one_segment<S: Simd>(
     kv_head: usize,
     segment: usize,
     queries: &[f32],
+    page: &mut [f32],
     scores: &mut [f32],
     partials: &mut [Partial],
     outputs: &mut [f32],
@@ -391,12 +403,16 @@ fn one_segment<S: Simd>(
     let visible = |row: usize| {
         (tile.position + row / reader.group() + 1).saturating_sub(segment * SEGMENT_TOKENS).min(SEGMENT_TOKENS)
     };
-    for (page, slab) in slabs[..pages].iter().enumerate() {
-        let keys = slab.keys(kv_head).as_chunks::<{ 2 * LANES }>().0;
+    for (number, slab) in slabs[..pages].iter().enumerate() {
+        if tile.tokens == 1 {
+            prefetch(simd, slabs[(number + PREFETCH_PAGES).min(pages - 1)].keys(kv_head));
+            prefetch(simd, slab.values(kv_head));
+        }
+        widen(simd, slab.keys(kv_head), page);
         each_chunk!(
             rows,
             row,
-            page_scores(simd, keys, &queries[row * head_dim..], page, &mut scores[row * SEGMENT_TOKENS..])
+            page_scores(simd, page, &queries[row * head_dim..], number, &mut scores[row * SEGMENT_TOKENS..])
         );
     }
     let rows_of_scores = scores.as_chunks_mut::<SEGMENT_TOKENS>().0;
@@ -404,43 +420,61 @@ fn one_segment<S: Simd>(
         *partial = softmax(simd, scores, visible(row));
     }
     outputs[..rows * head_dim].fill(0.0);
-    let values: [&[u8]; SEGMENT_PAGES] = std::array::from_fn(|page| slabs[page].values(kv_head));
-    each_chunk!(
-        rows,
-        row,
-        add_values(
-            simd,
-            &values,
-            head_dim,
-            &scores[row * SEGMENT_TOKENS..],
-            |lane| visible(row + lane),
-            &mut outputs[row * head_dim..]
-        )
-    );
+    for (number, slab) in slabs[..pages].iter().enumerate() {
+        widen(simd, slab.values(kv_head), page);
+        let first = number * PAGE_TOKENS;
+        each_chunk!(
+            rows,
+            row,
+            add_values(
+                simd,
+                page,
+                head_dim,
+                &scores[row * SEGMENT_TOKENS + first..],
+                |lane| visible(row + lane).saturating_sub(first).min(PAGE_TOKENS),
+                &mut outputs[row * head_dim..]
+            )
+        );
+    }
     true
+}
+
+/// Pages between the one being read and the one being asked for.
+const PREFETCH_PAGES: usize = 2;
+
+/// With one token there is too little work on a page to hide the way to memory.
+#[inline(always)]
+fn prefetch<S: Simd>(simd: S, bytes: &[u8]) {
+    bytes.chunks(64).for_each(
+        #[inline(always)]
+        |line| simd.prefetch(line.as_ptr()),
+    );
+}
+
+/// f16 to f32, once for all rows of a tile.
+#[inline(always)]
+fn widen<S: Simd>(simd: S, halves: &[u8], to: &mut [f32]) {
+    let halves = halves.as_chunks::<{ 2 * LANES }>().0;
+    for (to, halves) in std::iter::zip(to.as_chunks_mut::<LANES>().0, halves) {
+        simd.store(simd.load_f16(halves), to);
+    }
 }
 
 /// Scores of `R` queries with the 16 tokens of a page: even and odd dimensions are summed apart, in ascending order.
 #[inline(always)]
-fn page_scores<S: Simd, const R: usize>(
-    simd: S,
-    keys: &[[u8; 2 * LANES]],
-    queries: &[f32],
-    page: usize,
-    scores: &mut [f32],
-) {
+fn page_scores<S: Simd, const R: usize>(simd: S, keys: &[f32], queries: &[f32], number: usize, scores: &mut [f32]) {
     let mut even = [simd.splat(0.0); R];
     let mut odd = [simd.splat(0.0); R];
-    let queries = queries.as_chunks::<R>().0.as_chunks::<2>().0;
-    for (keys, queries) in std::iter::zip(keys.as_chunks::<2>().0, queries) {
-        let (keys_even, keys_odd) = (simd.load_f16(&keys[0]), simd.load_f16(&keys[1]));
+    let keys = keys.as_chunks::<LANES>().0.as_chunks::<2>().0;
+    for (keys, queries) in std::iter::zip(keys, queries.as_chunks::<R>().0.as_chunks::<2>().0) {
+        let (keys_even, keys_odd) = (simd.load(&keys[0]), simd.load(&keys[1]));
         for row in 0..R {
             even[row] = simd.fma(simd.splat(queries[0][row]), keys_even, even[row]);
             odd[row] = simd.fma(simd.splat(queries[1][row]), keys_odd, odd[row]);
         }
     }
     for (row, scores) in scores.as_chunks_mut::<SEGMENT_TOKENS>().0.iter_mut().take(R).enumerate() {
-        simd.store(simd.add(even[row], odd[row]), &mut scores.as_chunks_mut::<LANES>().0[page]);
+        simd.store(simd.add(even[row], odd[row]), &mut scores.as_chunks_mut::<LANES>().0[number]);
     }
 }
 
@@ -464,17 +498,20 @@ fn softmax<S: Simd>(simd: S, scores: &mut [f32; SEGMENT_TOKENS], visible: usize)
     Partial { largest, sum: simd.sum(sum) }
 }
 
-/// Adds the weighted values of each row's visible positions, in ascending order.
+/// Adds the weighted values of a page's positions that each row sees, in ascending order.
+///
+/// Shapes: `values` [16, head_dim], `weights` [R, segment's positions] from the page's first on, `outputs` [R, head_dim].
 #[inline(always)]
 fn add_values<S: Simd, const R: usize>(
     simd: S,
-    values: &[&[u8]; SEGMENT_PAGES],
+    values: &[f32],
     head_dim: usize,
     weights: &[f32],
     visible: impl Fn(usize) -> usize,
     outputs: &mut [f32],
 ) {
-    let weights: [&[f32; SEGMENT_TOKENS]; R] = std::array::from_fn(|row| &weights.as_chunks::<SEGMENT_TOKENS>().0[row]);
+    let weights: [&[f32; PAGE_TOKENS]; R] =
+        std::array::from_fn(|row| &weights[row * SEGMENT_TOKENS..].as_chunks::<PAGE_TOKENS>().0[0]);
     // Rows of a chunk may belong to different tokens: what all of them see first, then each its own rest.
     let common = (0..R).map(&visible).min().unwrap_or(0);
     let mut dim = 0;
@@ -488,23 +525,23 @@ fn add_values<S: Simd, const R: usize>(
     }
     for row in 0..R {
         let rest = common..visible(row);
-        for dim in (0..head_dim).step_by(LANES) {
-            if !rest.is_empty() {
-                let outputs = &mut outputs[row * head_dim..];
+        if !rest.is_empty() {
+            let outputs = &mut outputs[row * head_dim..];
+            for dim in (0..head_dim).step_by(LANES) {
                 add_panel::<S, 1, 1>(simd, values, head_dim, dim, [weights[row]], rest.clone(), outputs);
             }
         }
     }
 }
 
-/// `R` rows by `C` vectors of dimensions from `dim` on, over a range of positions.
+/// `R` rows by `C` vectors of dimensions from `dim` on, over a range of a page's positions.
 #[inline(always)]
 fn add_panel<S: Simd, const R: usize, const C: usize>(
     simd: S,
-    values: &[&[u8]; SEGMENT_PAGES],
+    values: &[f32],
     head_dim: usize,
     dim: usize,
-    weights: [&[f32; SEGMENT_TOKENS]; R],
+    weights: [&[f32; PAGE_TOKENS]; R],
     positions: std::ops::Range<usize>,
     outputs: &mut [f32],
 ) {
@@ -515,25 +552,18 @@ fn add_panel<S: Simd, const R: usize, const C: usize>(
             *sum = simd.load(&outputs[column]);
         }
     }
-    let mut position = positions.start;
-    while position < positions.end {
-        let page = &values[position / PAGE_TOKENS];
-        let end = positions.end.min((position / PAGE_TOKENS + 1) * PAGE_TOKENS);
-        let tokens = page.chunks_exact(2 * head_dim).skip(position % PAGE_TOKENS);
-        for (position, token) in std::iter::zip(position..end, tokens) {
-            let token = token[2 * dim..].as_chunks::<{ 2 * LANES }>().0;
-            let mut values = [simd.splat(0.0); C];
+    for position in positions.start..positions.end.min(PAGE_TOKENS) {
+        let token = values[position * head_dim + dim..].as_chunks::<LANES>().0;
+        let mut lanes = [simd.splat(0.0); C];
+        for column in 0..C {
+            lanes[column] = simd.load(&token[column]);
+        }
+        for row in 0..R {
+            let weight = simd.splat(weights[row][position]);
             for column in 0..C {
-                values[column] = simd.load_f16(&token[column]);
-            }
-            for row in 0..R {
-                let weight = simd.splat(weights[row][position]);
-                for column in 0..C {
-                    sums[row][column] = simd.fma(weight, values[column], sums[row][column]);
-                }
+                sums[row][column] = simd.fma(weight, lanes[column], sums[row][column]);
             }
         }
-        position = end;
     }
     for (row, sums) in sums.iter().enumerate() {
         let outputs = outputs[row * head_dim + dim..].as_chunks_mut::<LANES>().0;

@@ -9,17 +9,18 @@
 use std::ops::Range;
 
 use crate::KernelFamily;
-use crate::activations::{Activations, ActivationsWriter, BLOCK};
+use crate::activations::{Activations, ActivationsWriter, BLOCK, Block};
 use crate::matrix::{BYTE_BLOCK_BYTES, Layout, Matrix, NIBBLE_BLOCK_BYTES, TILE};
 use crate::shared_slice::SharedSlice;
 use crate::simd::{Kernel, LANES, Simd, dispatch, exp};
 use crate::team::Team;
 
-/// Tokens computed at a time at most: their sums and a tile's weights fit the 32 registers of AVX-512.
+/// Tokens computed at a time at most, by any family.
 const TOKENS_AT_ONCE: usize = 8;
 /// Bytes of activations that stay in the first-level cache while a thread's tiles pass by.
 const PANEL_BYTES: usize = 24 << 10;
-/// How far ahead of its use a tile's data is asked for, when few tokens make the product wait for memory.
+/// How far ahead of its use a tile's data is asked for: by the first tokens of a run, which find it in no cache, and by
+/// all that are too few to be worth a comparison.
 const PREFETCH_BYTES: usize = 4_096;
 
 /// `out = input x matrices^T`, the matrices' outputs side by side.
@@ -240,7 +241,7 @@ fn each_product<S: Simd>(
     let mut token = tokens.start;
     macro_rules! at_once {
         ($count:literal) => {
-            while tokens.end - token >= $count {
+            while S::TOKENS_MAX >= $count && tokens.end - token >= $count {
                 let sums = match matrix.layout() {
                     Layout::Nibbles => nibbles::<S, $count>(simd, weights, input, token),
                     Layout::Bytes => bytes::<S, $count>(simd, weights, input, token),
@@ -261,28 +262,30 @@ fn each_product<S: Simd>(
 
 #[inline(always)]
 fn nibbles<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activations, first: usize) -> [S::F; N] {
+    let rows: [&[Block]; N] = std::array::from_fn(|token| input.row(first + token));
     let mut sums = [simd.splat(0.0); N];
-    for (index, block) in tile.as_chunks::<NIBBLE_BLOCK_BYTES>().0.iter().enumerate() {
-        if N <= 2 {
+    for (index, block) in tile.as_chunks::<NIBBLE_BLOCK_BYTES>().0[..rows[0].len()].iter().enumerate() {
+        if N <= 2 || first == 0 {
             prefetch(simd, block);
         }
-        let inputs: [_; N] = std::array::from_fn(|token| input.block(first + token, index));
         let quads = block.as_chunks::<64>().0;
-        let (scales, minima) = scales_of(block);
         let mut dots = [simd.splat_i32(0); N];
         for quad in 0..4 {
             let bytes = simd.load_bytes(&quads[quad]);
             let (low, high) = (simd.low_nibbles(bytes), simd.high_nibbles(bytes));
             for token in 0..N {
-                dots[token] = simd.dot_nibbles(dots[token], low, inputs[token].quads[quad]);
-                dots[token] = simd.dot_nibbles(dots[token], high, inputs[token].quads[quad + 4]);
+                let quads = &rows[token][index].quads;
+                dots[token] = simd.dot_nibbles(dots[token], low, quads[quad]);
+                dots[token] = simd.dot_nibbles(dots[token], high, quads[quad + 4]);
             }
         }
+        let (scales, minima) = scales_of(block);
         let (scales, minima) = (simd.load_f16(scales), simd.load_f16(minima));
         for token in 0..N {
-            let scales = simd.mul(scales, simd.splat(inputs[token].scale));
+            let input = &rows[token][index];
+            let scales = simd.mul(scales, simd.splat(input.scale));
             sums[token] = simd.fma(simd.to_f32(dots[token]), scales, sums[token]);
-            sums[token] = simd.fma(minima, simd.splat(inputs[token].scaled_sum), sums[token]);
+            sums[token] = simd.fma(minima, simd.splat(input.scaled_sum), sums[token]);
         }
     }
     sums
@@ -290,27 +293,27 @@ fn nibbles<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activations, f
 
 #[inline(always)]
 fn bytes<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activations, first: usize) -> [S::F; N] {
+    let rows: [&[Block]; N] = std::array::from_fn(|token| input.row(first + token));
     let mut sums = [simd.splat(0.0); N];
-    let (blocks, scales) = tile.split_at(input.width() / BLOCK * BYTE_BLOCK_BYTES);
-    let scales = scales.as_chunks::<{ 2 * LANES }>().0;
-    for (index, (block, scales)) in std::iter::zip(blocks.as_chunks::<BYTE_BLOCK_BYTES>().0, scales).enumerate() {
-        if N <= 2 {
+    let (blocks, scales) = tile.split_at(rows[0].len() * BYTE_BLOCK_BYTES);
+    let scales = &scales.as_chunks::<{ 2 * LANES }>().0[..rows[0].len()];
+    for (index, block) in blocks.as_chunks::<BYTE_BLOCK_BYTES>().0[..rows[0].len()].iter().enumerate() {
+        if N <= 2 || first == 0 {
             prefetch(simd, block);
         }
-        let inputs: [_; N] = std::array::from_fn(|token| input.block(first + token, index));
         let mut dots = [simd.splat_i32(0); N];
         for token in 0..N {
-            dots[token] = simd.dot_offset_start(inputs[token].correction);
+            dots[token] = simd.dot_offset_start(rows[token][index].correction);
         }
         for (quad, bytes) in block.as_chunks::<64>().0.iter().enumerate() {
             let bytes = simd.load_bytes(bytes);
             for token in 0..N {
-                dots[token] = simd.dot_offset(dots[token], bytes, inputs[token].quads[quad]);
+                dots[token] = simd.dot_offset(dots[token], bytes, rows[token][index].quads[quad]);
             }
         }
-        let scales = simd.load_f16(scales);
+        let scales = simd.load_f16(&scales[index]);
         for token in 0..N {
-            let scales = simd.mul(scales, simd.splat(inputs[token].scale));
+            let scales = simd.mul(scales, simd.splat(rows[token][index].scale));
             sums[token] = simd.fma(simd.to_f32(dots[token]), scales, sums[token]);
         }
     }
@@ -320,19 +323,19 @@ fn bytes<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activations, fir
 /// Weights are f32 here, activations are the same `i8`: a block's sum is rounded as well, in ascending order.
 #[inline(always)]
 fn floats<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activations, first: usize) -> [S::F; N] {
+    let rows: [&[Block]; N] = std::array::from_fn(|token| input.row(first + token));
     let mut sums = [simd.splat(0.0); N];
-    for (index, block) in tile.as_chunks::<{ 4 * BLOCK * TILE }>().0.iter().enumerate() {
-        let inputs: [_; N] = std::array::from_fn(|token| input.block(first + token, index));
+    for (index, block) in tile.as_chunks::<{ 4 * BLOCK * TILE }>().0[..rows[0].len()].iter().enumerate() {
         let mut dots = [simd.splat(0.0); N];
         for (column, weights) in block.as_chunks::<{ 4 * TILE }>().0.iter().enumerate() {
             let weights = simd.load_f32_bytes(weights);
             for token in 0..N {
-                let value = inputs[token].quads[column / 4].to_le_bytes()[column % 4] as i8;
+                let value = rows[token][index].quads[column / 4].to_le_bytes()[column % 4] as i8;
                 dots[token] = simd.fma(weights, simd.splat(f32::from(value)), dots[token]);
             }
         }
         for token in 0..N {
-            sums[token] = simd.fma(dots[token], simd.splat(inputs[token].scale), sums[token]);
+            sums[token] = simd.fma(dots[token], simd.splat(rows[token][index].scale), sums[token]);
         }
     }
     sums

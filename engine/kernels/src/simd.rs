@@ -31,6 +31,11 @@ pub(crate) trait Simd: Copy {
     /// 64 bytes: four for each lane.
     type B: Copy;
 
+    /// Tokens of a product computed at a time at most: as many as the registers hold. A power of two up to 8.
+    const TOKENS_MAX: usize;
+    /// Queries of attention computed at a time at most: 1, 2, 3 or 6.
+    const QUERIES_MAX: usize;
+
     fn splat(self, value: f32) -> Self::F;
     fn load(self, from: &[f32; LANES]) -> Self::F;
     /// Little-endian.

@@ -77,6 +77,9 @@ impl Simd for Avx2 {
     type I = Pair<__m256i>;
     type B = Pair<__m256i>;
 
+    const TOKENS_MAX: usize = 4;
+    const QUERIES_MAX: usize = 2;
+
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
         // SAFETY: `self` proves the instructions; on registers only.

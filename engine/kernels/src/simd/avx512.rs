@@ -37,6 +37,9 @@ impl Simd for Avx512 {
     type I = __m512i;
     type B = __m512i;
 
+    const TOKENS_MAX: usize = 8;
+    const QUERIES_MAX: usize = 6;
+
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
         // SAFETY: `self` proves the instructions; on registers only.

@@ -18,6 +18,9 @@ impl Simd for Scalar {
     type I = [i32; LANES];
     type B = [u8; 4 * LANES];
 
+    const TOKENS_MAX: usize = 1;
+    const QUERIES_MAX: usize = 1;
+
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
         [value; LANES]
