@@ -79,8 +79,12 @@ impl ModelConfig {
         if architecture != "llama" {
             return Err(ConfigError::Architecture(architecture.to_owned()));
         }
-        if keys.integer_or("llama.expert_count", 0, 0, u32::MAX.into())? > 0 {
-            return Err(ConfigError::Feature("a mixture of experts".to_owned()));
+        for (key, feature) in
+            [("llama.expert_count", "a mixture of experts"), ("llama.attention.sliding_window", "a sliding window")]
+        {
+            if keys.integer_or(key, 0, 0, u32::MAX.into())? > 0 {
+                return Err(ConfigError::Feature(feature.to_owned()));
+            }
         }
         match keys.gguf.metadata("llama.rope.scaling.type").map(Value::as_str) {
             None | Some(Some("none")) => {}
@@ -198,4 +202,100 @@ impl<'a> Keys<'a> {
 
 fn kind(key: &str, wanted: &'static str) -> ConfigError {
     ConfigError::KeyKind { key: key.to_owned(), wanted }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::tests::{File, float, number, scalar, strings};
+
+    fn small() -> File {
+        File::default()
+            .key("general.architecture", scalar("llama"))
+            .key("llama.block_count", number(2))
+            .key("llama.embedding_length", number(64))
+            .key("llama.attention.head_count", number(4))
+            .key("llama.attention.head_count_kv", number(2))
+            .key("llama.feed_forward_length", number(96))
+            .key("llama.context_length", number(128))
+            .key("llama.attention.layer_norm_rms_epsilon", float(1e-5))
+            .key("tokenizer.ggml.tokens", strings(&["a", "b"]))
+    }
+
+    fn config(file: &File) -> Result<ModelConfig, ConfigError> {
+        ModelConfig::from_gguf(&Gguf::from_bytes(file.bytes()).unwrap())
+    }
+
+    fn with(key: &str, value: Vec<u8>) -> String {
+        config(&small().without(key).key(key, value)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_not_stated_has_the_defaults_of_the_architecture() {
+        let config = config(&small()).unwrap();
+        assert_eq!((config.head_dim, config.rope_dims, config.rope_base, config.vocab), (16, 16, 10_000.0, 2));
+    }
+
+    #[test]
+    fn missing_keys_are_named() {
+        for key in [
+            "general.architecture",
+            "llama.block_count",
+            "llama.embedding_length",
+            "llama.attention.head_count",
+            "llama.feed_forward_length",
+            "llama.context_length",
+            "llama.attention.layer_norm_rms_epsilon",
+            "tokenizer.ggml.tokens",
+        ] {
+            assert_eq!(config(&small().without(key)), Err(ConfigError::MissingKey(key.to_owned())));
+        }
+    }
+
+    #[test]
+    fn values_out_of_range_or_of_another_type_are_refused() {
+        for (key, value) in [
+            ("llama.block_count", 0),
+            ("llama.block_count", 513),
+            ("llama.embedding_length", u32::MAX),
+            ("llama.attention.head_count", 0),
+            ("llama.attention.head_count_kv", 0),
+            ("llama.feed_forward_length", 1 << 30),
+            ("llama.context_length", 0),
+            ("llama.attention.key_length", 1 << 20),
+        ] {
+            assert!(with(key, number(value)).contains(&format!("`{key}` is {value}, outside")), "{key}");
+        }
+        for value in [f32::NAN, f32::INFINITY, 0.0, -1.0] {
+            assert!(with("llama.attention.layer_norm_rms_epsilon", float(value)).contains("outside"), "{value}");
+            assert!(with("llama.rope.freq_base", float(value)).contains("outside"), "{value}");
+        }
+        assert!(with("llama.block_count", scalar("2")).contains("is not a non-negative integer"));
+        assert!(with("llama.block_count", float(2.0)).contains("is not a non-negative integer"));
+        assert!(with("tokenizer.ggml.tokens", number(2)).contains("is not a list of strings"));
+    }
+
+    #[test]
+    fn dimensions_that_contradict_each_other_are_refused() {
+        for (key, value) in [
+            ("llama.attention.head_count_kv", 3),
+            ("llama.attention.head_count", 64),
+            ("llama.attention.value_length", 8),
+            ("llama.rope.dimension_count", 32),
+            ("llama.rope.dimension_count", 3),
+            ("llama.vocab_size", 3),
+        ] {
+            assert!(with(key, number(value)).contains("contradict each other"), "{key}: {}", with(key, number(value)));
+        }
+        assert!(with("tokenizer.ggml.tokens", strings(&[])).contains("contradict each other"));
+    }
+
+    #[test]
+    fn what_the_forward_pass_does_not_compute_is_refused() {
+        assert!(with("general.architecture", scalar("gemma3")).contains("architecture `gemma3`"));
+        assert!(with("llama.expert_count", number(8)).contains("a mixture of experts"));
+        assert!(with("llama.attention.sliding_window", number(4096)).contains("a sliding window"));
+        assert!(with("llama.rope.scaling.type", scalar("yarn")).contains("rope scaling `yarn`"));
+        assert!(with("llama.rope.scale_linear", float(2.0)).contains("linear rope scaling"));
+    }
 }

@@ -57,8 +57,18 @@ pub enum GgufError {
         /// What the file still has.
         left: u64,
     },
-    /// A count is larger than the rest of the file could hold or than any real model has.
-    #[error("{what} is {count}, more than the {count_max} possible here")]
+    /// A count is larger than the rest of the file could hold.
+    #[error("the file is cut short or damaged: {what} is {count}, its rest has room for {count_max}")]
+    NoRoom {
+        /// What is counted.
+        what: &'static str,
+        /// As read.
+        count: u64,
+        /// How many there could be.
+        count_max: u64,
+    },
+    /// A count is larger than any real model has.
+    #[error("{what} is {count}, more than the {count_max} accepted")]
     Count {
         /// What is counted.
         what: &'static str,
@@ -276,7 +286,7 @@ impl Directory {
 
         let mut metadata = HashMap::with_capacity(keys);
         for _ in 0..keys {
-            let key = reader.string("a key", NAME_BYTES_MAX)?;
+            let key = reader.string("a key", "a key's length", NAME_BYTES_MAX)?;
             let value = Value::read(&mut reader, &key)?;
             if metadata.contains_key(&key) {
                 return Err(GgufError::DuplicateKey(key));
@@ -358,7 +368,7 @@ struct TensorInfo {
 
 impl TensorInfo {
     fn read(reader: &mut Reader<'_>) -> Result<Self, GgufError> {
-        let name = reader.string("a tensor's name", NAME_BYTES_MAX)?;
+        let name = reader.string("a tensor's name", "the length of a tensor's name", NAME_BYTES_MAX)?;
         let dimensions = reader.u32("a tensor's number of dimensions")?;
         if dimensions == 0 || dimensions > DIMENSIONS_MAX {
             return Err(GgufError::Count {

@@ -151,6 +151,7 @@ fn fit_name(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_model;
 
     #[test]
     fn names_hold_only_what_a_model_name_may_hold() {
@@ -170,5 +171,19 @@ mod tests {
         assert!(error(&path).contains("does not begin with `GGUF`"), "{}", error(&path));
         std::fs::write(&path, b"GG").unwrap();
         assert!(error(&path).contains("does not begin with `GGUF`"), "{}", error(&path));
+        assert!(error(folder.path()).contains("not a regular file"), "{}", error(folder.path()));
+    }
+
+    #[test]
+    fn a_model_that_is_cut_short_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cut.gguf");
+        let whole = Gguf::open(&test_model::path()).unwrap();
+        for (bytes, wanted) in [(3_000_000, "after the end of the file"), (1_000_000, "cut short"), (100, "cut short")]
+        {
+            std::fs::write(&path, &whole.file_bytes()[..bytes]).unwrap();
+            let error = Model::load(&path, 1).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
     }
 }

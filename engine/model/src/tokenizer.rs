@@ -145,6 +145,9 @@ impl Tokenizer {
         }
         let split = Split::named(pre).ok_or_else(|| LoadTokenizerError::Pre(pre.to_owned()))?;
         let tokens = keys.strings("tokenizer.ggml.tokens")?;
+        if tokens.is_empty() {
+            return Err(ConfigError::Contradiction("a vocabulary without tokens".to_owned()).into());
+        }
         let token_key = |key: &str| -> Result<Option<u32>, ConfigError> {
             let last = tokens.len().saturating_sub(1).min(NONE as usize - 1);
             if gguf.metadata(key).is_none() {
@@ -271,6 +274,14 @@ impl Tokenizer {
     #[must_use]
     pub fn vocab(&self) -> usize {
         self.ends.len()
+    }
+
+    /// Bytes of the longest token. A text of more than `n` times as many bytes has more than `n` tokens (or bytes that
+    /// nothing can write), which is known without tokenizing it.
+    #[must_use]
+    pub fn longest_token_bytes(&self) -> usize {
+        let starts = std::iter::once(&0).chain(&self.ends);
+        self.ends.iter().zip(starts).map(|(end, start)| end - start).max().unwrap_or(0)
     }
 
     /// Begin of sequence.

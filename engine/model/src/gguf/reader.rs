@@ -53,15 +53,21 @@ impl<'a> Reader<'a> {
     /// A 64-bit count of things that take at least `bytes_each` of the rest of the file.
     pub(super) fn count(&mut self, what: &'static str, bytes_each: u64, limit: u64) -> Result<usize, GgufError> {
         let count = self.u64(what)?;
-        let count_max = limit.min(self.left() / bytes_each);
+        let room = self.left() / bytes_each;
         match usize::try_from(count) {
-            Ok(fits) if count <= count_max => Ok(fits),
-            _ => Err(GgufError::Count { what, count, count_max }),
+            Ok(fits) if count <= room.min(limit) => Ok(fits),
+            _ if count > room => Err(GgufError::NoRoom { what, count, count_max: room }),
+            _ => Err(GgufError::Count { what, count, count_max: limit }),
         }
     }
 
-    pub(super) fn string(&mut self, what: &'static str, limit: u64) -> Result<String, GgufError> {
-        let length = self.count(what, 1, limit)?;
+    pub(super) fn string(
+        &mut self,
+        what: &'static str,
+        length_of_it: &'static str,
+        limit: u64,
+    ) -> Result<String, GgufError> {
+        let length = self.count(length_of_it, 1, limit)?;
         let offset = self.offset();
         let bytes = self.take(what, length as u64)?;
         match std::str::from_utf8(bytes) {

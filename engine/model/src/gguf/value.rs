@@ -73,7 +73,7 @@ impl Value {
             5 => Self::Signed(i32::from_le_bytes(reader.array(what)?).into()),
             6 => Self::Float(f32::from_le_bytes(reader.array(what)?).into()),
             7 => Self::Bool(boolean(reader)?),
-            8 => Self::String(reader.string(what, string_bytes_max)?),
+            8 => Self::String(reader.string(what, "a value's length", string_bytes_max)?),
             10 => Self::Unsigned(reader.u64(what)?),
             11 => Self::Signed(i64::from_le_bytes(reader.array(what)?)),
             12 => Self::Float(f64::from_le_bytes(reader.array(what)?)),
