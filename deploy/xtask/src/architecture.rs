@@ -30,7 +30,7 @@ impl fmt::Display for Finding {
 
 /// Every rule, in the order in which one would read them.
 pub(crate) fn check(workspace: &Workspace) -> Vec<Finding> {
-    let rules: [fn(&Workspace) -> Vec<Finding>; 10] = [
+    let rules: [fn(&Workspace) -> Vec<Finding>; 11] = [
         arrows::only_allowed,
         arrows::outside_things_have_one_home,
         arrows::faults_stay_in_tests,
@@ -41,6 +41,7 @@ pub(crate) fn check(workspace: &Workspace) -> Vec<Finding> {
         sources::proofs_have_their_one_maker,
         sources::environment_is_read_in_one_place,
         sources::no_words_of_a_machine,
+        sources::named_tests_exist,
     ];
     rules.iter().flat_map(|rule| rule(workspace)).collect()
 }

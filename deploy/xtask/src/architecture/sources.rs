@@ -183,6 +183,34 @@ pub(super) fn no_words_of_a_machine(workspace: &Workspace) -> Vec<Finding> {
     findings
 }
 
+/// Documents that name the tests which keep their promises.
+const PROMISES: &[&str] = &["ARCHITECTURE.md", "docs/hazards.md"];
+
+/// A test that a document names exists: a renamed or removed one takes the promise with it.
+pub(super) fn named_tests_exist(workspace: &Workspace) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in workspace.files.iter().filter(|file| PROMISES.contains(&file.path.as_str())) {
+        // What stands between backticks is every second piece.
+        for name in file.text.split('`').skip(1).step_by(2).filter(|word| is_test_name(word)) {
+            let definition = format!("fn {name}(");
+            let exists = |file: &super::workspace::File| file.path.ends_with(".rs") && file.text.contains(&definition);
+            if !workspace.files.iter().any(exists) {
+                findings.push(Finding {
+                    rule: "promises",
+                    place: file.path.clone(),
+                    message: format!("names the test `{name}`, which does not exist"),
+                });
+            }
+        }
+    }
+    findings
+}
+
+/// Tests are named by sentences: several words in snake case. Shorter names may be anything.
+fn is_test_name(word: &str) -> bool {
+    word.matches('_').count() >= 3 && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::workspace::File;
@@ -283,6 +311,19 @@ mod tests {
         let mut home = made_up("gateway-server", &[(ENVIRONMENT_READERS[0], read)]);
         home.crates[0].folder = "gateway/server".into();
         assert_eq!(environment_is_read_in_one_place(&home), []);
+    }
+
+    #[test]
+    fn a_promise_without_its_test_is_found() {
+        let check = |document: &str, code: &str| {
+            named_tests_exist(&made_up("x", &[(PROMISES[0], document), ("a/x/src/lib.rs", code)])).len()
+        };
+        let promise = "Kept by `a_thing_is_so` and by `Type`.";
+        assert_eq!(check(promise, "    fn a_thing_is_so() {}"), 0);
+        assert_eq!(check(promise, "    async fn a_thing_is_so() {}"), 0);
+        assert_eq!(check(promise, "    fn a_thing_is_so_and_more() {}"), 1);
+        assert_eq!(check(promise, "// a_thing_is_so"), 1);
+        assert_eq!(check("Kept by `forbid(unsafe_code)`, `a_field`.", ""), 0);
     }
 
     #[test]
