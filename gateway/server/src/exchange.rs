@@ -27,6 +27,9 @@ const LINGER_BYTES_MAX: usize = 16 << 20;
 /// How long that may take.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// Pingora's word for a connection that is kept without a timer of its own.
+const KEEP: Option<u64> = Some(0);
+
 /// What one connection may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
@@ -358,7 +361,9 @@ impl<S: Site> HttpServerApp for App<S> {
     ) -> Option<ReusedHttpStream> {
         let kept = session.take_connection_user_context().is_some();
         let patience = if kept { self.limits.idle_timeout } else { self.limits.head_timeout };
-        session.set_keepalive(Some(patience.as_secs().max(1)));
+        // The library's own timers keep a thread awake a hundred times a second: all bounds here are tokio's.
+        session.set_keepalive(KEEP);
+        session.set_read_timeout(None);
         let mut drain = shutdown.clone();
         let head = tokio::select! {
             biased;
@@ -368,9 +373,6 @@ impl<S: Site> HttpServerApp for App<S> {
         if head == Ok(false) {
             return None;
         }
-        // Bodies have a bound of their own, over all reads together.
-        session.set_read_timeout(None);
-        session.set_total_drain_timeout(Some(LINGER));
         let mut http = Exchange {
             session,
             limits: self.limits,
@@ -389,7 +391,7 @@ impl<S: Site> HttpServerApp for App<S> {
             return None;
         }
         let may_stay = !*shutdown.borrow() && http.session.req_header().version != http::Version::HTTP_10;
-        http.session.set_keepalive(may_stay.then(|| self.limits.idle_timeout.as_secs().max(1)));
+        http.session.set_keepalive(KEEP.filter(|_| may_stay));
         self.site.answer(&mut http).await;
         http.finish().await
     }
