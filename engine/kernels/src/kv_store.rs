@@ -310,3 +310,100 @@ impl SlabMut<'_> {
 
 /// 16 f16.
 type Halves = [u8; LANES * F16_BYTES];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: KvShape = KvShape { layers: 2, kv_heads: 3, head_dim: 32, pages: 4 };
+    const PAGE: PageRef = PageRef { page: 2, tag: 7 };
+
+    fn fill(store: &mut KvStore, layer: usize, page: PageRef, first_token: bool) -> bool {
+        let writer = store.writer();
+        // SAFETY: there is one thread.
+        let Some(mut slab) = (unsafe { writer.slab(layer, page, first_token) }) else { return false };
+        for kv_head in 0..3 {
+            for slot in 0..PAGE_TOKENS {
+                for index in 0..2 {
+                    slab.set_keys(kv_head, slot, index, &[slot as u8 + 1; 32]);
+                    slab.set_values(kv_head, slot, index, &[slot as u8 + 1; 32]);
+                }
+            }
+        }
+        true
+    }
+
+    #[test]
+    fn a_slab_is_written_to_its_last_byte_and_scrubbed_to_it() {
+        let mut store = KvStore::new(SHAPE).unwrap();
+        store.assign(PAGE).unwrap();
+        store.assign(PageRef { page: 1, tag: 9 }).unwrap();
+        store.assign(PageRef { page: 3, tag: 9 }).unwrap();
+        assert!(fill(&mut store, 0, PAGE, true) && fill(&mut store, 1, PAGE, true));
+        let slab = store.slab(1, PAGE).unwrap();
+        assert!((0..3).all(|head| slab.keys(head).iter().chain(slab.values(head)).all(|byte| *byte != 0)));
+        // The neighbours saw nothing of it.
+        for page in [1, 3] {
+            let start = page * store.page_bytes();
+            assert!(store.memory.bytes()[start..start + store.page_bytes()].iter().all(|byte| *byte == 0));
+        }
+        // Padding included.
+        let end = 3 * store.page_bytes();
+        store.memory.bytes_mut()[end - 1] = 1;
+        assert!(!store.is_scrubbed(2));
+        store.scrub(2).unwrap();
+        assert!(store.is_scrubbed(2));
+        assert!(store.slab(0, PAGE).is_none());
+    }
+
+    #[test]
+    fn only_the_holder_reads_and_writes() {
+        let mut store = KvStore::new(SHAPE).unwrap();
+        assert!(!fill(&mut store, 0, PAGE, true), "nobody's page");
+        store.assign(PAGE).unwrap();
+        assert!(store.slab(0, PAGE).is_none(), "not written yet: no tag in the slab");
+        assert!(!fill(&mut store, 0, PAGE, false), "a page begins with its first token");
+        assert!(fill(&mut store, 0, PAGE, true));
+        assert!(store.slab(0, PAGE).is_some());
+        assert!(store.slab(1, PAGE).is_none(), "the other layer is not written");
+        for page in [PageRef { tag: 8, ..PAGE }, PageRef { tag: 0, ..PAGE }, PageRef { page: 4, ..PAGE }] {
+            assert!(store.slab(0, page).is_none());
+            assert!(!fill(&mut store, 0, page, true) && !fill(&mut store, 0, page, false));
+        }
+        // A stray write brings its own tag along: the ledger's tag alone does not make the page readable.
+        store.scrub(2).unwrap();
+        store.assign(PageRef { tag: 8, ..PAGE }).unwrap();
+        let start = 2 * store.page_bytes();
+        store.memory.bytes_mut()[start] = 7;
+        assert!(store.slab(0, PageRef { tag: 8, ..PAGE }).is_none());
+        assert!(store.slab(0, PAGE).is_none());
+    }
+
+    #[test]
+    fn assignments_are_checked() {
+        let mut store = KvStore::new(SHAPE).unwrap();
+        assert_eq!(store.assign(PageRef { page: 4, tag: 1 }), Err(KvStoreError::PageOutside { page: 4, pages: 4 }));
+        assert_eq!(store.assign(PageRef { page: 0, tag: 0 }), Err(KvStoreError::NobodysTag { page: 0 }));
+        assert_eq!(store.assign(PAGE), Ok(()));
+        assert_eq!(store.assign(PageRef { tag: 8, ..PAGE }), Err(KvStoreError::Assigned { page: 2 }));
+        assert_eq!(store.scrub(4), Err(KvStoreError::PageOutside { page: 4, pages: 4 }));
+        assert!(!store.is_scrubbed(4) && !store.is_scrubbed(2));
+    }
+
+    #[test]
+    fn impossible_stores_are_refused() {
+        for shape in [
+            KvShape { layers: 0, ..SHAPE },
+            KvShape { kv_heads: 0, ..SHAPE },
+            KvShape { head_dim: 0, ..SHAPE },
+            KvShape { head_dim: 24, ..SHAPE },
+            KvShape { pages: 0, ..SHAPE },
+            KvShape { layers: usize::MAX, ..SHAPE },
+            KvShape { pages: 1 << 40, ..SHAPE },
+        ] {
+            assert!(matches!(KvStore::new(shape), Err(KvStoreError::Shape { .. })), "{shape:?}");
+        }
+        let huge = KvShape { layers: 1 << 20, kv_heads: 1 << 10, head_dim: 1 << 10, pages: u32::MAX as usize };
+        assert!(matches!(KvStore::new(huge), Err(KvStoreError::Memory { .. })));
+    }
+}

@@ -347,3 +347,105 @@ fn pack_tile(source: &MatrixSource<'_>, tile: usize, to: &mut [u8]) {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(crate) const KINDS: [MatrixKind; 7] = [
+        MatrixKind::F32,
+        MatrixKind::F16,
+        MatrixKind::BF16,
+        MatrixKind::Q4_0,
+        MatrixKind::Q4_1,
+        MatrixKind::Q5_0,
+        MatrixKind::Q8_0,
+    ];
+
+    /// Random weights of a kind, with scales and floats of ordinary size.
+    pub(crate) fn random_bytes(kind: MatrixKind, rows: usize, width: usize, seed: u64) -> Vec<u8> {
+        let mut state = seed | 1;
+        let mut next = move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        let mut bytes = Vec::new();
+        for _ in 0..rows * width / BLOCK {
+            let mut float = || next() as i32 as f32 / (1u64 << 34) as f32;
+            match kind {
+                MatrixKind::F32 => (0..BLOCK).for_each(|_| bytes.extend(float().to_le_bytes())),
+                MatrixKind::F16 => (0..BLOCK).for_each(|_| bytes.extend(f16::from_f32(float()).to_le_bytes())),
+                MatrixKind::BF16 => (0..BLOCK).for_each(|_| bytes.extend(bf16::from_f32(float()).to_le_bytes())),
+                _ => {
+                    bytes.extend(f16::from_f32(float() / 8.0).to_le_bytes());
+                    if kind == MatrixKind::Q4_1 {
+                        bytes.extend(f16::from_f32(float()).to_le_bytes());
+                    }
+                    while !bytes.len().is_multiple_of(kind.block_bytes()) {
+                        bytes.push(next() as u8);
+                    }
+                }
+            }
+        }
+        bytes
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn rows_come_out_as_they_went_in(
+            shapes in proptest::collection::vec((0..KINDS.len(), 1usize..70, 1usize..5), 1..4),
+            threads in 1usize..4,
+            seed in any::<u64>(),
+        ) {
+            let shapes: Vec<_> = shapes.into_iter().map(|(kind, rows, blocks)| (KINDS[kind], rows, blocks * BLOCK)).collect();
+            let bytes: Vec<_> = shapes.iter().map(|(kind, rows, width)| random_bytes(*kind, *rows, *width, seed)).collect();
+            let sources: Vec<_> = std::iter::zip(&shapes, &bytes)
+                .map(|(&(kind, rows, width), bytes)| MatrixSource { kind, rows, width, bytes })
+                .collect();
+            let matrices = Matrix::pack(&sources, threads).unwrap();
+            for (source, matrix) in std::iter::zip(&sources, &matrices) {
+                prop_assert_eq!((matrix.rows(), matrix.width()), (source.rows, source.width));
+                let row_bytes = source.bytes.len() / source.rows;
+                for (row, from) in source.bytes.chunks_exact(row_bytes).enumerate() {
+                    let wanted: Vec<f32> =
+                        from.chunks_exact(source.kind.block_bytes()).flat_map(|block| source.kind.dequantise(block)).collect();
+                    let mut out = vec![0.0; source.width];
+                    matrix.row(row, &mut out);
+                    prop_assert_eq!(out, wanted, "row {} of {:?}", row, source.kind);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_mean_what_the_format_says() {
+        let half = f16::from_f32(0.5).to_le_bytes();
+        let block = |head: &[u8], tail: &[u8]| [&half, head, tail].concat();
+        let q4_0 = MatrixKind::Q4_0.dequantise(&block(&[], &[0x9f; 16]));
+        assert_eq!((q4_0[0], q4_0[16]), (3.5, 0.5));
+        let q4_1 = MatrixKind::Q4_1.dequantise(&block(&f16::from_f32(-2.0).to_le_bytes(), &[0x4f; 16]));
+        assert_eq!((q4_1[15], q4_1[31]), (5.5, 0.0));
+        let q5_0 = MatrixKind::Q5_0.dequantise(&block(&[1, 0, 0, 0x80], &[0x21; 16]));
+        assert_eq!((q5_0[0], q5_0[1], q5_0[31], q5_0[30]), (0.5, -7.5, 1.0, -7.0));
+        let q8_0 = MatrixKind::Q8_0.dequantise(&block(&[], &[0x80; 32]));
+        assert_eq!(q8_0[7], -64.0);
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused() {
+        let bytes = [0; 40];
+        let pack = |width, rows, bytes| {
+            let good = MatrixSource { kind: MatrixKind::Q4_1, rows: 2, width: 32, bytes: &[0; 40] };
+            Matrix::pack(&[good, MatrixSource { kind: MatrixKind::Q4_1, rows, width, bytes }], 1).unwrap_err()
+        };
+        assert_eq!(pack(33, 2, &bytes[..]), PackError::Width { matrix: 1, width: 33 });
+        assert_eq!(pack(0, 2, &bytes[..]), PackError::Width { matrix: 1, width: 0 });
+        assert_eq!(pack(32, 3, &bytes[..]), PackError::Bytes { matrix: 1, bytes: 40, bytes_needed: 60 });
+        let bytes_needed = usize::MAX;
+        assert_eq!(pack(32, usize::MAX / 2, &bytes[..]), PackError::Bytes { matrix: 1, bytes: 40, bytes_needed });
+    }
+}

@@ -100,3 +100,44 @@ impl Kernel for Quantise<'_> {
 pub(crate) fn load_half<S: Simd>(simd: S, block: &[f32; BLOCK], from: usize) -> S::F {
     simd.load(&block.as_chunks::<LANES>().0[from / LANES])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::KernelFamily;
+
+    #[test]
+    fn the_norm_is_the_definition_on_the_rows_asked_for() {
+        let width = 96;
+        let x: Vec<f32> = (0..100 * width).map(|i| ((i * 37 % 101) as f32 - 50.0) / 13.0).collect();
+        let weight: Vec<f32> = (0..width).map(|i| 0.5 + i as f32 / 96.0).collect();
+        // Few rows are the caller's alone, many are shared.
+        let many: Vec<u32> = (0..100).rev().collect();
+        for rows in [&[99u32, 3][..], &many] {
+            let mut bits = Vec::new();
+            for (family, threads) in KernelFamily::ALL.into_iter().flat_map(|family| [(family, 1), (family, 3)]) {
+                let Some(mut team) = Team::with_family(threads, family) else { continue };
+                let mut out = Activations::new(rows.len(), width);
+                rms_norm(&mut team, &x, rows, &weight, 1e-5, &mut out);
+                for (token, row) in rows.iter().enumerate() {
+                    let x = &x[*row as usize * width..][..width];
+                    let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / width as f64;
+                    for (index, (x, weight)) in std::iter::zip(x, &weight).enumerate() {
+                        let wanted = f64::from(*x) / (mean + 1e-5).sqrt() * f64::from(*weight);
+                        let block = &out.row(token)[index / BLOCK];
+                        let value = f64::from(block.quads[index % BLOCK / 4].to_le_bytes()[index % 4] as i8);
+                        let step = f64::from(block.scale);
+                        assert!((value * step - wanted).abs() <= 0.501 * step);
+                    }
+                }
+                bits.push(
+                    (0..rows.len())
+                        .flat_map(|t| out.row(t).to_vec())
+                        .map(|b| (b.quads, b.scale.to_bits()))
+                        .collect::<Vec<_>>(),
+                );
+            }
+            assert!(bits.windows(2).all(|pair| pair[0] == pair[1]));
+        }
+    }
+}

@@ -365,3 +365,181 @@ fn load<S: Simd>(simd: S, from: &[f32]) -> S::F {
 fn store<S: Simd>(simd: S, value: S::F, to: &mut [f32]) {
     simd.store(value, &mut to.as_chunks_mut::<LANES>().0[0]);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matrix::tests::{KINDS, random_bytes};
+    use crate::{MatrixKind, MatrixSource, quantise};
+    use proptest::prelude::*;
+
+    fn matrix(kind: MatrixKind, rows: usize, width: usize, seed: u64) -> Matrix {
+        let bytes = random_bytes(kind, rows, width, seed);
+        Matrix::pack(&[MatrixSource { kind, rows, width, bytes: &bytes }], 1).unwrap().remove(0)
+    }
+
+    fn values(count: usize, seed: u64) -> Vec<f32> {
+        let bytes = random_bytes(MatrixKind::F32, count.div_ceil(BLOCK), BLOCK, seed);
+        bytes.as_chunks::<4>().0.iter().take(count).map(|bytes| 8.0 * f32::from_le_bytes(*bytes)).collect()
+    }
+
+    fn activations(tokens: usize, width: usize, seed: u64) -> Activations {
+        let mut out = Activations::new(tokens, width);
+        let mut team = Team::with_family(1, KernelFamily::Scalar).unwrap();
+        quantise(&mut team, &values(tokens * width, seed), width, &mut out);
+        out
+    }
+
+    /// The values that a row of activations stands for.
+    fn dequantised(input: &Activations, token: usize) -> Vec<f64> {
+        let value =
+            |block: &Block, i: usize| f64::from(block.quads[i / 4].to_le_bytes()[i % 4] as i8) * f64::from(block.scale);
+        input.row(token).iter().flat_map(|block| (0..BLOCK).map(|i| value(block, i))).collect()
+    }
+
+    /// The definition, in f64, and the sum of the magnitudes of its terms.
+    fn dot(matrix: &Matrix, row: usize, input: &[f64]) -> (f64, f64) {
+        let mut weights = vec![0.0; matrix.width()];
+        matrix.row(row, &mut weights);
+        let terms = || std::iter::zip(&weights, input).map(|(weight, x)| f64::from(*weight) * x);
+        (terms().sum(), terms().map(f64::abs).sum())
+    }
+
+    #[test]
+    fn quantised_activations_are_within_half_a_step() {
+        let x = values(3 * 96, 5);
+        let mut out = Activations::new(3, 96);
+        for family in KernelFamily::ALL {
+            let Some(mut team) = Team::with_family(1, family) else { continue };
+            quantise(&mut team, &x, 96, &mut out);
+            for token in 0..3 {
+                for (index, value) in dequantised(&out, token).into_iter().enumerate() {
+                    let step = f64::from(out.row(token)[index / BLOCK].scale);
+                    assert!((value - f64::from(x[token * 96 + index])).abs() <= 0.501 * step);
+                }
+                for block in out.row(token) {
+                    let sum: i32 =
+                        block.quads.iter().flat_map(|quad| quad.to_le_bytes()).map(|byte| i32::from(byte as i8)).sum();
+                    assert_eq!((block.correction, block.scaled_sum), (-128 * sum, block.scale * sum as f32));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_without_a_scale_become_zeros() {
+        let mut team = Team::new(1);
+        let mut out = Activations::new(1, 64);
+        let mut x = [0.0; 64];
+        x[40] = 1e-44;
+        quantise(&mut team, &x, 64, &mut out);
+        assert!(out.row(0).iter().all(|block| block.quads == [0; 8] && block.scaled_sum == 0.0));
+    }
+
+    #[test]
+    fn products_are_near_the_definition_and_the_same_bits_everywhere() {
+        let (tokens, rows, width) = (13, 48, 160);
+        let input = activations(tokens, width, 3);
+        for kind in KINDS {
+            let matrix = matrix(kind, rows, width, 17);
+            let mut reference = vec![0.0; tokens * rows];
+            product(&mut Team::with_family(1, KernelFamily::Scalar).unwrap(), &[&matrix], &input, &mut reference);
+            for token in 0..tokens {
+                let x = dequantised(&input, token);
+                for row in 0..rows {
+                    let (wanted, magnitude) = dot(&matrix, row, &x);
+                    let error = (f64::from(reference[token * rows + row]) - wanted).abs();
+                    assert!(error <= 1e-6 * magnitude, "{kind:?}, row {row}: off by {error:e} of {magnitude}");
+                }
+            }
+            for family in KernelFamily::ALL {
+                for threads in 1..=3 {
+                    let Some(mut team) = Team::with_family(threads, family) else { continue };
+                    let mut out = vec![f32::NAN; tokens * rows];
+                    product(&mut team, &[&matrix], &input, &mut out);
+                    assert!(
+                        out.iter().map(|x| x.to_bits()).eq(reference.iter().map(|x| x.to_bits())),
+                        "{kind:?} {family}"
+                    );
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+        #[test]
+        fn a_token_alone_gets_the_bits_of_a_token_among_many(
+            tokens in 1usize..30,
+            kind in 0..KINDS.len(),
+            threads in 1usize..4,
+            seed in any::<u64>(),
+        ) {
+            let (rows, width) = (40, 96);
+            let matrices = [matrix(KINDS[kind], rows, width, seed), matrix(MatrixKind::Q4_1, 16, width, !seed)];
+            let stride = 48 + 16;
+            let input = activations(tokens, width, seed);
+            let mut team = Team::new(threads);
+            let mut together = vec![0.0; tokens * stride];
+            product(&mut team, &[&matrices[0], &matrices[1]], &input, &mut together);
+            for token in 0..tokens {
+                let mut alone = Activations::new(1, width);
+                let x = values(tokens * width, seed);
+                quantise(&mut team, &x[token * width..][..width], width, &mut alone);
+                let mut out = vec![0.0; stride];
+                product(&mut team, &[&matrices[0], &matrices[1]], &alone, &mut out);
+                let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                prop_assert_eq!(bits(&out), bits(&together[token * stride..][..stride]));
+            }
+        }
+    }
+
+    #[test]
+    fn adding_and_swiglu_are_what_they_say() {
+        let (tokens, width, ff) = (9, 64, 96);
+        let input = activations(tokens, width, 11);
+        let [gate, up] = [1, 2].map(|seed| matrix(MatrixKind::Q4_1, ff, width, seed));
+        let down = matrix(MatrixKind::Q8_0, 32, width, 3);
+        let mut bits = Vec::new();
+        for family in KernelFamily::ALL {
+            for threads in [1, 2] {
+                let Some(mut team) = Team::with_family(threads, family) else { continue };
+                let mut hidden = Activations::new(tokens, ff);
+                product_swiglu(&mut team, &gate, &up, &input, &mut hidden);
+                let mut residual = values(tokens * 32, 7);
+                product_add(&mut team, &down, &input, &mut residual);
+                for token in 0..tokens {
+                    let x = dequantised(&input, token);
+                    for (index, value) in dequantised(&hidden, token).into_iter().enumerate() {
+                        let (gate, up) = (dot(&gate, index, &x).0, dot(&up, index, &x).0);
+                        let wanted = gate / (1.0 + (-gate).exp()) * up;
+                        let step = f64::from(hidden.row(token)[index / BLOCK].scale);
+                        assert!((value - wanted).abs() <= 0.51 * step, "{value} for {wanted}");
+                    }
+                    for row in 0..32 {
+                        let (sum, magnitude) = dot(&down, row, &x);
+                        let wanted = f64::from(values(tokens * 32, 7)[token * 32 + row]) + sum;
+                        assert!((f64::from(residual[token * 32 + row]) - wanted).abs() <= 1e-6 * (magnitude + 8.0));
+                    }
+                }
+                let quads = (0..tokens).flat_map(|token| hidden.row(token).iter().flat_map(|block| block.quads));
+                bits.push((quads.collect::<Vec<_>>(), residual.iter().map(|x| x.to_bits()).collect::<Vec<_>>()));
+            }
+        }
+        assert!(bits.windows(2).all(|pair| pair[0] == pair[1]));
+    }
+
+    #[test]
+    #[should_panic(expected = "inputs of the matrices")]
+    fn a_product_of_other_widths_is_refused() {
+        let matrix = matrix(MatrixKind::Q4_1, 16, 64, 1);
+        product(&mut Team::new(1), &[&matrix], &activations(1, 96, 1), &mut [0.0; 16]);
+    }
+
+    #[test]
+    #[should_panic(expected = "room for the outputs")]
+    fn a_product_without_room_is_refused() {
+        let matrix = matrix(MatrixKind::Q4_1, 17, 64, 1);
+        product(&mut Team::new(1), &[&matrix], &activations(1, 64, 1), &mut [0.0; 31]);
+    }
+}

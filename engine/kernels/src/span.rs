@@ -75,3 +75,37 @@ impl PageFaults {
         self.spans[span].fetch_min((layer as u64) << 32 | u64::from(page), Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_covered_by_enough_pages_only() {
+        let pages = [PageRef { page: 0, tag: 1 }; 2];
+        let span = |position, tokens| Span { tokens: &[1; 64][..tokens], position, pages: &pages, logits: false };
+        assert!(span(0, 32).is_covered() && span(31, 1).is_covered());
+        assert!(!span(0, 33).is_covered() && !span(32, 1).is_covered() && !span(usize::MAX, 1).is_covered());
+    }
+
+    #[test]
+    fn debug_shows_no_token() {
+        let span = Span { tokens: &[4_711], position: 0, pages: &[], logits: true };
+        assert!(!format!("{span:?}").contains("4711"));
+    }
+
+    #[test]
+    fn the_fault_of_the_lowest_layer_and_page_stays() {
+        let mut faults = PageFaults::default();
+        faults.reset(2);
+        assert_eq!(faults.of(0), None);
+        faults.record(0, 3, u32::MAX);
+        faults.record(0, 2, 9);
+        faults.record(0, 2, 8);
+        faults.record(0, 4, 0);
+        assert_eq!(faults.of(0), Some(PageFault { layer: 2, page: 8 }));
+        assert_eq!((faults.of(1), faults.of(2)), (None, None));
+        faults.reset(1);
+        assert_eq!(faults.of(0), None);
+    }
+}
