@@ -189,7 +189,7 @@ fn print(result: &(impl serde::Serialize + std::fmt::Display), json: bool) -> Re
     if json {
         println!("{}", serde_json::to_string(result)?);
     } else {
-        println!("{result}");
+        println!("{}", result.to_string().trim_end());
     }
     Ok(())
 }

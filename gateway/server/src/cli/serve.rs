@@ -38,13 +38,24 @@ pub(crate) async fn start(config: Config) -> Result<Gateway> {
 /// Lets responses in progress finish; a second signal ends them.
 pub(crate) async fn drain(gateway: Gateway, signals: &mut Signals) -> Result<()> {
     eprintln!("stopping: responses in progress may finish; once more to stop at once");
-    match signals.unless(gateway.drain(DRAIN_LIMIT)).await {
+    let again = async {
+        signals.settle().await;
+        signals.next().await;
+    };
+    let drained = tokio::select! {
+        drained = gateway.drain(DRAIN_LIMIT) => Some(drained),
+        () = again => None,
+    };
+    match drained {
         Some(true) => eprintln!("stopped"),
         Some(false) => eprintln!("stopped; some responses were cut and are in the log as aborted"),
         None => eprintln!("stopped at once"),
     }
     Ok(())
 }
+
+/// Signals this close together are one: the terminal, a parent and the process group may each send theirs.
+const SETTLE: Duration = Duration::from_millis(500);
 
 /// The signals that ask a process to end.
 pub(crate) struct Signals {
@@ -62,6 +73,19 @@ impl Signals {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
+        }
+    }
+
+    /// Forgets what came together with the last one.
+    async fn settle(&mut self) {
+        tokio::time::sleep(SETTLE).await;
+        // Each of the two kinds may have one waiting.
+        for _ in 0..2 {
+            tokio::select! {
+                biased;
+                () = self.next() => {}
+                () = std::future::ready(()) => {}
+            }
         }
     }
 
