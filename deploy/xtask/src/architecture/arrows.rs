@@ -60,7 +60,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("pingora", &["gateway-server"]),
     ("opentelemetry", &["gateway-server"]),
     ("cudarc", &["engine-cuda"]),
-    ("tokenizers", &["engine-model"]),
+    ("minijinja", &["engine-model"]),
     ("ed25519-dalek", &["audit-tlog", "gateway-auth"]),
     ("signed_note", &["audit-tlog"]),
     ("tlog_tiles", &["audit-tlog"]),
