@@ -1,6 +1,7 @@
 //! The configuration: one TOML file, every mistake in it reported at once, no maybes left afterwards.
 
 use crate::exchange::ConnectionLimits;
+use crate::tls::TlsFiles;
 use engine_runtime::EngineConfig;
 use gateway_auth::{KeyHash, TenantKey};
 use policies_domain::{ModelName, TenantName};
@@ -18,6 +19,8 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 pub struct Config {
     /// Where to listen. Port 0 takes a free one.
     pub listen: SocketAddr,
+    /// TLS of the listener; plain HTTP when `None`.
+    pub tls: Option<TlsFiles>,
     /// Folder of the key secret and of the audit log. Made when it is not there.
     pub data_dir: PathBuf,
     /// The model's GGUF file.
@@ -147,6 +150,7 @@ impl Config {
     pub fn new(data_dir: impl Into<PathBuf>, model: impl Into<PathBuf>) -> Self {
         Self {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), Self::PORT),
+            tls: None,
             data_dir: data_dir.into(),
             model: model.into(),
             served_name: None,
@@ -174,6 +178,11 @@ impl Config {
         config.data_dir = folder.join(&config.data_dir);
         config.model = folder.join(&config.model);
         config.rules = config.rules.map(|rules| folder.join(rules));
+        config.tls = config.tls.map(|tls| TlsFiles {
+            certificate: folder.join(tls.certificate),
+            private_key: folder.join(tls.private_key),
+            client_authorities: tls.client_authorities.map(|path| folder.join(path)),
+        });
         Ok(config)
     }
 
@@ -205,6 +214,15 @@ impl Config {
                 "nobody" => Some(MetricsReaders::Nobody),
                 _ => None,
             }
+        });
+        settings.inside("tls", |tls| {
+            let certificate = tls.required_path("certificate");
+            let private_key = tls.required_path("private_key");
+            let mut client_authorities = None;
+            tls.set("client_authorities", "a path", &mut client_authorities, |value| {
+                non_empty(value).map(|path| Some(PathBuf::from(path)))
+            });
+            config.tls = Some(TlsFiles { certificate, private_key, client_authorities });
         });
         settings.inside("engine", |engine| read_engine(engine, &mut config.engine));
         settings.inside("limits", |limits| read_limits(limits, &mut config.limits));
@@ -355,6 +373,7 @@ mod tests {
         let text = format!(
             "listen = \"0.0.0.0:0\"\ndata_dir = \"data\"\nmodel = \"m.gguf\"\nserved_name = \"small\"\nrules = \"r.toml\"\n\
              origin = \"example.org/log\"\nmetrics = \"nobody\"\n\
+             [tls]\ncertificate = \"c.pem\"\nprivate_key = \"k.pem\"\nclient_authorities = \"a.pem\"\n\
              [engine]\nthreads = 2\npages = 64\nsequences_max = 4\nqueue_max = 8\nprefill_chunk_tokens = 32\n\
              [limits]\nbody_bytes_max = 4096\nconnections_max = 7\ntokenizers_max = 1\nsse_comment_interval_ms = 20\n\
              head_timeout_ms = 1\nidle_timeout_ms = 2\nbody_timeout_ms = 3\nwrite_timeout_ms = 4\nsend_bytes_per_second_min = 5\n\
@@ -362,6 +381,7 @@ mod tests {
         );
         let config = Config::parse(&text).unwrap();
         assert_eq!(config.listen.to_string(), "0.0.0.0:0");
+        assert_eq!(config.tls.unwrap().client_authorities, Some(PathBuf::from("a.pem")));
         assert_eq!(config.served_name.unwrap().as_str(), "small");
         assert_eq!(config.engine.pages, 64);
         assert_eq!(config.limits.comment_interval, Duration::from_millis(20));

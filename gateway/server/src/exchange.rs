@@ -10,9 +10,9 @@ use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use pingora::apps::{HttpPersistentSettings, HttpServerApp, HttpServerOptions, ReusedHttpStream, ServerApp};
 use pingora::http::ResponseHeader;
+use pingora::listeners::tls::Acceptor;
 use pingora::protocols::Stream;
 use pingora::protocols::http::ServerSession;
-use pingora::protocols::http::v2::server::H2Options;
 use pingora::protocols::l4::stream::Stream as L4Stream;
 use policies_domain::{Credential, RequestId};
 use std::future::Future;
@@ -386,8 +386,11 @@ impl<S: Site> HttpServerApp for App<S> {
         };
         if let Err(error) = head {
             let _ = http.answer(respond::refusal(&error.into()).into_answer()).await;
-            // The body's length is not known: there is nothing to wait for.
-            http.session.shutdown().await;
+            // The body's length is not known: there is nothing to wait for. On HTTP/2 the answer has ended the stream,
+            // and a reset could overtake it.
+            if !http.session.is_http2() {
+                http.session.shutdown().await;
+            }
             return None;
         }
         let may_stay = !*shutdown.borrow() && http.session.req_header().version != http::Version::HTTP_10;
@@ -399,10 +402,6 @@ impl<S: Site> HttpServerApp for App<S> {
     fn server_options(&self) -> Option<&HttpServerOptions> {
         Some(&self.options)
     }
-
-    fn h2_options(&self) -> Option<H2Options> {
-        None
-    }
 }
 
 /// Returns when the watched value is true, or can never become so.
@@ -410,18 +409,35 @@ pub(crate) async fn turned_on(watched: &mut watch::Receiver<bool>) {
     let _ = watched.wait_for(|on| *on).await;
 }
 
-/// Serves one connection to its end. `shutdown` turning true ends it after the response in progress.
-pub(crate) async fn converse<S: Site>(
-    socket: TcpStream,
+/// Where connections come in: what they are met with, and by whom.
+pub(crate) struct Entrance<S> {
     site: Arc<S>,
     limits: ConnectionLimits,
-    shutdown: watch::Receiver<bool>,
-) {
-    let _ = socket.set_nodelay(true);
-    let from_loopback = socket.peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_loopback());
-    let stream: Stream = Box::new(L4Stream::from(socket));
-    let mut options = HttpServerOptions::default();
-    options.h2_idle_timeout = Some(limits.idle_timeout);
-    let app = Arc::new(App { site, limits, from_loopback, options });
-    app.process_new(stream, &shutdown).await;
+    /// Plain HTTP/1 when there is none.
+    tls: Option<Acceptor>,
+}
+
+impl<S: Site> Entrance<S> {
+    pub(crate) fn new(site: Arc<S>, limits: ConnectionLimits, tls: Option<Arc<rustls::ServerConfig>>) -> Self {
+        Self { site, limits, tls: tls.map(Acceptor::from_server_config) }
+    }
+
+    /// Serves one connection to its end. `shutdown` turning true ends it after the response in progress.
+    pub(crate) async fn converse(self: Arc<Self>, socket: TcpStream, shutdown: watch::Receiver<bool>) {
+        let _ = socket.set_nodelay(true);
+        let from_loopback = socket.peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_loopback());
+        let socket = L4Stream::from(socket);
+        let stream: Stream = match &self.tls {
+            None => Box::new(socket),
+            Some(acceptor) => match timeout(self.limits.head_timeout, acceptor.tls_handshake(socket)).await {
+                Ok(Ok(stream)) => Box::new(stream),
+                Ok(Err(_)) | Err(_) => return,
+            },
+        };
+        // Cleartext HTTP/2 stays off: looking for it waits for bytes that may never come.
+        let mut options = HttpServerOptions::default();
+        options.h2_idle_timeout = Some(self.limits.idle_timeout);
+        let app = Arc::new(App { site: self.site.clone(), limits: self.limits, from_loopback, options });
+        app.process_new(stream, &shutdown).await;
+    }
 }

@@ -1,9 +1,11 @@
 //! A running gateway: what its requests share, its start and its end.
 
 use crate::config::{Config, Limits, MetricsReaders};
+use crate::exchange::Entrance;
 use crate::host::Host;
 use crate::metrics::{Metrics, StartMetricsError};
 use crate::respond::RequestError;
+use crate::tls::{self, LoadTlsError};
 use audit_log::{AuditConfig, AuditLog, OpenLogError};
 use engine_runtime::Engine;
 use gateway_auth::{BuildKeyRingError, KeyRing, KeySecret, OpenSecretError};
@@ -82,6 +84,9 @@ pub enum StartError {
     /// The key secret.
     #[error(transparent)]
     Secret(#[from] OpenSecretError),
+    /// Certificate, key or client authorities.
+    #[error(transparent)]
+    Tls(#[from] LoadTlsError),
     /// The tenants' keys.
     #[error(transparent)]
     Keys(#[from] BuildKeyRingError),
@@ -145,10 +150,15 @@ impl Gateway {
         // The address first: a second gateway on the same port must not touch the first one's log.
         let address = config.listen;
         let listener = TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })?;
+        let tls = config.tls.as_ref().map(tls::load).transpose()?;
+        if tls.is_none() && !address.ip().to_canonical().is_loopback() {
+            tracing::warn!(%address, "keys and texts travel in clear: set `tls` or listen on loopback behind a TLS proxy");
+        }
         let opening = tokio::task::spawn_blocking(move || open(config, engine));
         let (services, limits) = opening.await.map_err(|_| StartError::Interrupted)??;
         let services = Arc::new(services);
-        let host = Host::start(listener, services.clone(), limits.connection, limits.connections_max)
+        let entrance = Entrance::new(services.clone(), limits.connection, tls);
+        let host = Host::start(listener, entrance, limits.connections_max)
             .map_err(|source| StartError::Listen { address, source })?;
         let (address, model) = (host.address(), services.model.as_str());
         tracing::info!(%address, model, rules = %services.authz.digest(), "gateway started");

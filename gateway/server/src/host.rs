@@ -1,6 +1,6 @@
 //! The listener: accepts connections on our own runtime, bounds their number, and drains them.
 
-use crate::exchange::{ConnectionLimits, Site, converse, turned_on};
+use crate::exchange::{Entrance, Site, turned_on};
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,13 +28,12 @@ impl Host {
     /// Starts to accept. At most `connections_max` are served at a time; the next one is told so and closed.
     pub(crate) fn start<S: Site>(
         listener: TcpListener,
-        site: Arc<S>,
-        limits: ConnectionLimits,
+        entrance: Entrance<S>,
         connections_max: usize,
     ) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let (shutdown, watched) = watch::channel(false);
-        let accepting = tokio::spawn(accept(listener, site, limits, connections_max, watched));
+        let accepting = tokio::spawn(accept(listener, Arc::new(entrance), connections_max, watched));
         Ok(Self { address, shutdown, accepting })
     }
 
@@ -57,8 +56,7 @@ impl Host {
 
 async fn accept<S: Site>(
     listener: TcpListener,
-    site: Arc<S>,
-    limits: ConnectionLimits,
+    entrance: Arc<Entrance<S>>,
     connections_max: usize,
     shutdown: watch::Receiver<bool>,
 ) -> JoinSet<()> {
@@ -71,7 +69,7 @@ async fn accept<S: Site>(
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
             accepted = listener.accept() => match accepted {
                 Ok((socket, _)) if connections.len() < connections_max => {
-                    connections.spawn(converse(socket, site.clone(), limits, shutdown.clone()));
+                    connections.spawn(entrance.clone().converse(socket, shutdown.clone()));
                 }
                 Ok((socket, _)) => refuse(socket),
                 Err(error) => {

@@ -17,8 +17,10 @@ mod reply;
 mod respond;
 mod routes;
 mod serve;
+mod tls;
 
 pub use config::{Config, ConfigError, Limits, MetricsReaders, Mistake};
 pub use exchange::ConnectionLimits;
 pub use gateway::{Gateway, StartError};
 pub use metrics::StartMetricsError;
+pub use tls::{LoadTlsError, TlsFiles};

@@ -5,4 +5,5 @@ mod bodies;
 mod framing;
 mod lifecycle;
 mod streams;
+mod tls;
 mod world;
