@@ -1,7 +1,7 @@
 //! `bulkhead demo`: a gateway with two tenants on this machine, proven with one request each, explained on the screen.
 
 use super::http_client::{Address, Request, send};
-use super::serve::{Signals, drain, start};
+use super::serve::{Signals, drain, start_engine};
 use super::{default_model, fetch};
 use anyhow::{Context, Result, bail};
 use gateway_auth::{ApiKey, KeySecret, TenantKey};
@@ -58,7 +58,14 @@ pub(crate) async fn run(options: Options) -> Result<()> {
         let tenants = tenants(&data_dir)?;
         eprintln!("Loading {}", model.display());
         let begun = Instant::now();
-        let gateway = start(config(&options, &data_dir, model, &tenants.1)?).await?;
+        let mut config = Config::new(&data_dir, model);
+        config.listen = options.listen;
+        config.tenants.clone_from(&tenants.1);
+        let engine = start_engine(&config).await?;
+        if fetch::is_default(engine.model().digest()) {
+            config.served_name = Some(ModelName::parse(fetch::DEFAULT_NAME)?);
+        }
+        let gateway = Gateway::start(config, engine).await?;
         let address = reachable(gateway.address());
         let mut proofs = Vec::new();
         for tenant in &tenants.0 {
@@ -111,16 +118,6 @@ fn tenants(data_dir: &Path) -> Result<(Vec<Tenant>, Vec<TenantKey>)> {
         tenants.push(Tenant { name, key });
     }
     Ok((tenants, keys))
-}
-
-fn config(options: &Options, data_dir: &Path, model: PathBuf, keys: &[TenantKey]) -> Result<Config> {
-    let mut config = Config::new(data_dir, model);
-    config.listen = options.listen;
-    config.tenants = keys.to_vec();
-    if options.model.is_none() {
-        config.served_name = Some(ModelName::parse(fetch::DEFAULT_NAME)?);
-    }
-    Ok(config)
 }
 
 /// The address to type: "every address of this machine" is reached through loopback.

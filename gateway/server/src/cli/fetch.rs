@@ -48,6 +48,11 @@ pub(crate) fn present(data_home: &Path) -> Option<PathBuf> {
     fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() == DEFAULT_MODEL.bytes).then_some(path)
 }
 
+/// Whether a file with this SHA-256 is the default model, wherever it lies.
+pub(crate) fn is_default(digest: [u8; 32]) -> bool {
+    hex::encode(digest) == DEFAULT_MODEL.sha256
+}
+
 /// The default model's path, after fetching it when it is missing or damaged. All output goes to stderr.
 ///
 /// # Errors

@@ -17,22 +17,25 @@ pub(crate) async fn run(config: &Path) -> Result<()> {
     // Listening from the beginning: a signal during the start must not be lost.
     let mut signals = Signals::listen()?;
     let config = Config::read(config)?;
-    let Some(gateway) = signals.unless(start(config)).await else { return Ok(()) };
+    let work = async {
+        let engine = start_engine(&config).await?;
+        anyhow::Ok(Gateway::start(config, engine).await?)
+    };
+    let Some(gateway) = signals.unless(work).await else { return Ok(()) };
     let gateway = gateway?;
     eprintln!("listening on http://{}", gateway.address());
     signals.next().await;
     drain(gateway, &mut signals).await
 }
 
-/// Loads the model and starts everything.
-pub(crate) async fn start(config: Config) -> Result<Gateway> {
+/// Loads the model and starts the engine.
+pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
     let (path, threads) = (config.model.clone(), config.engine.threads);
     let load = tokio::task::spawn_blocking(move || {
         Model::load(&path, threads).with_context(|| format!("the model `{}` cannot be loaded", path.display()))
     });
     let model = load.await.context("loading the model was interrupted")??;
-    let engine = Engine::start(Arc::new(model), config.engine)?;
-    Ok(Gateway::start(config, engine).await?)
+    Ok(Engine::start(Arc::new(model), config.engine)?)
 }
 
 /// Lets responses in progress finish; a second signal ends them.
