@@ -58,8 +58,8 @@ pub enum LogFault {
     /// The system has no random bytes.
     #[error("no random bytes")]
     Random,
-    /// It stopped before.
-    #[error("the log has stopped")]
+    /// A thread of the log ended where it should not.
+    #[error("a thread of the log ended")]
     Stopped,
 }
 

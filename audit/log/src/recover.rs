@@ -82,7 +82,6 @@ pub(crate) fn open(
         slot,
         edge: scan.edge,
         tenants: scan.tenants,
-        stopped: false,
     };
     // In batches, and by the function that every entry goes through: a crash in here is a crash like any other.
     let mut last: Option<Commit> = None;

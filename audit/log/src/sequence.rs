@@ -70,25 +70,15 @@ pub(crate) struct Sequencer {
     pub(crate) slot: Slot,
     pub(crate) edge: Edge,
     pub(crate) tenants: HashMap<TenantRef, TenantHead>,
-    pub(crate) stopped: bool,
 }
 
 impl Sequencer {
     /// Commits a batch of drafts, in order. They are durable, and numbered, when it returns.
     ///
     /// # Errors
-    /// [`LogFault`]. After one nothing is committed any more: memory and disk may differ, and only a restart, which
-    /// believes the disk, can tell.
+    /// [`LogFault`]. After one the caller commits nothing any more: memory and disk may differ, and only a restart,
+    /// which believes the disk, can tell.
     pub(crate) fn commit(&mut self, drafts: Vec<Draft>) -> Result<Commit, LogFault> {
-        if self.stopped {
-            return Err(LogFault::Stopped);
-        }
-        let committed = self.try_commit(drafts);
-        self.stopped = committed.is_err();
-        committed
-    }
-
-    fn try_commit(&mut self, drafts: Vec<Draft>) -> Result<Commit, LogFault> {
         if self.segment.is_full() {
             // A crash here leaves an empty segment, which the next start continues.
             self.segment = SegmentWriter::open(&*self.storage, self.edge.size())?;

@@ -1,4 +1,5 @@
 //! A writer that is killed again and again, in the middle of whatever it does: what it told is there afterwards.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use audit_log::{AuditConfig, AuditLog};
 use policies_domain::{Principal, RequestId, TenantId, TenantName};

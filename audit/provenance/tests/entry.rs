@@ -1,4 +1,5 @@
 //! Entry bytes: the ones in `tests/golden/audit` for ever, and no others.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use audit_provenance::{
     Body, ChunkChain, ChunkRun, ChunkRuns, Commitment, Coverage, DecodeError, Disclosure, ENTRY_BYTES_MAX, Entry,

@@ -1,0 +1,265 @@
+//! A dishonest operator holds the key: hashes and signatures are right, and what the entries say is not. The check that
+//! notices it is named.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod forged;
+
+use audit_provenance::{Body, PageCounts, SealReason, Sealing, TenantLink, Trace};
+use audit_tlog::TlogProof;
+use audit_verify::{Evidence, LogReport, check_log, check_receipt};
+use forged::{ACME, Forge, GLOBEX, PAYLOADS, genesis, incident, opened, sealed, signer, trace};
+use policies_domain::Digest;
+use std::path::PathBuf;
+
+fn check(forge: &Forge) -> Result<LogReport, String> {
+    let dir = tempfile::tempdir().unwrap();
+    forge.write(dir.path());
+    let checked = check_log(dir.path(), &signer().verifier_key(), |_, _| {});
+    checked.map_err(|refusal| format!("{}: {refusal}", refusal.check()))
+}
+
+#[track_caller]
+fn refused(forge: &Forge, check_name: &str, words: &str) {
+    let refusal = check(forge).unwrap_err();
+    assert!(refusal.starts_with(check_name) && refusal.contains(words), "{refusal}");
+}
+
+#[test]
+fn an_honest_log_over_several_tiles_is_sound() {
+    let mut forge = Forge::new();
+    for request in 0..200 {
+        forge.answer(if request % 3 == 0 { GLOBEX } else { ACME }, request);
+        forge.add(None, Body::Heartbeat);
+    }
+    let report = check(&forge).unwrap();
+    assert_eq!((report.checkpoint.size, report.tenants, report.unsealed), (601, 2, 0));
+    assert_eq!(report.pages, [400, 0, 0]);
+}
+
+#[test]
+fn a_tenants_chain_has_no_gap_no_double_and_no_other_past() {
+    let link = |number, previous| Some(TenantLink { tenant: ACME, number, previous });
+    let mut forge = Forge::new();
+    let (_, first) = forge.add(Some(ACME), opened(1));
+    let at = |forge: &mut Forge, number, previous| {
+        forge.add_linked(link(number, previous), opened(2));
+    };
+    let mut gap = Forge::new();
+    gap.add(Some(ACME), opened(1));
+    at(&mut gap, 2, first);
+    refused(&gap, "tenants", "is number 2 of tenant acacacac");
+    let mut double = Forge::new();
+    double.add(Some(ACME), opened(1));
+    at(&mut double, 0, first);
+    refused(&double, "tenants", "expected was 1");
+    let mut other_past = Forge::new();
+    other_past.add(Some(ACME), opened(1));
+    at(&mut other_past, 1, Digest([9; 32]));
+    refused(&other_past, "tenants", "does not name the previous entry");
+    let mut swapped = Forge::new();
+    swapped.answer(ACME, 1);
+    swapped.answer(ACME, 2);
+    swapped.entries.swap(2, 3);
+    refused(&swapped, "tenants", "entry 2 is number 2");
+    let mut nobodys = Forge::new();
+    nobodys.add(None, opened(1));
+    refused(&nobodys, "tenants", "has no tenant");
+    let mut omitted = Forge::new();
+    omitted.answer(ACME, 1);
+    omitted.answer(ACME, 2);
+    omitted.entries.remove(2);
+    refused(&omitted, "tenants", "expected was 1");
+}
+
+#[test]
+fn opened_and_sealed_entries_come_in_pairs() {
+    let with = |lie: &dyn Fn(&mut Forge)| {
+        let mut forge = Forge::new();
+        lie(&mut forge);
+        forge
+    };
+    refused(
+        &with(&|log| {
+            log.add(Some(ACME), sealed(1, (0, Digest([0; 32])), |_| {}));
+        }),
+        "pairing",
+        "entry 1",
+    );
+    refused(
+        &with(&|log| {
+            let at = log.add(Some(ACME), opened(1));
+            log.add(Some(ACME), sealed(1, at, |_| {}));
+            log.add(Some(ACME), sealed(1, at, |_| {}));
+        }),
+        "pairing",
+        "entry 3",
+    );
+    refused(
+        &with(&|log| {
+            log.answer(ACME, 1);
+            log.add(Some(ACME), opened(1));
+        }),
+        "pairing",
+        "a second time",
+    );
+    refused(
+        &with(&|log| {
+            let at = log.add(Some(ACME), opened(1));
+            log.add(Some(GLOBEX), sealed(1, at, |_| {}));
+        }),
+        "pairing",
+        "entry 2",
+    );
+    refused(
+        &with(&|log| {
+            let (index, _) = log.add(Some(ACME), opened(1));
+            log.add(Some(ACME), sealed(1, (index, Digest([1; 32])), |_| {}));
+        }),
+        "pairing",
+        "entry 2",
+    );
+}
+
+#[test]
+fn incidents_and_foreign_pages_cannot_be_left_out() {
+    let foreign = |sealing: &mut Sealing| sealing.pages = PageCounts { own: 1, public: 0, foreign: 1 };
+    let stopped = |sealing: &mut Sealing| sealing.reason = SealReason::Isolation;
+    let mut hidden = Forge::new();
+    let at = hidden.add(Some(ACME), opened(1));
+    hidden.add(Some(ACME), sealed(1, at, foreign));
+    refused(&hidden, "pages", "1 foreign pages were read and the response was not stopped");
+    let mut unreported = Forge::new();
+    let at = unreported.add(Some(ACME), opened(1));
+    unreported.add(Some(ACME), sealed(1, at, stopped));
+    refused(&unreported, "incidents", "entry 2");
+    let mut played_down = Forge::new();
+    let at = played_down.add(Some(ACME), opened(1));
+    played_down.add(Some(ACME), incident(1, at));
+    played_down.add(Some(ACME), sealed(1, at, |_| {}));
+    refused(&played_down, "incidents", "entry 3");
+    let mut admitted = Forge::new();
+    let at = admitted.add(Some(ACME), opened(1));
+    admitted.add(Some(ACME), incident(1, at));
+    admitted.add(
+        Some(ACME),
+        sealed(1, at, |sealing| {
+            foreign(sealing);
+            stopped(sealing);
+        }),
+    );
+    assert_eq!(check(&admitted).unwrap().pages, [1, 0, 1]);
+}
+
+#[test]
+fn the_first_entry_and_no_other_is_the_genesis() {
+    let mut second = Forge::new();
+    second.add(None, genesis());
+    refused(&second, "entries", "entry 1");
+    let mut missing = Forge::new();
+    missing.entries.clear();
+    missing.add(None, Body::Heartbeat);
+    refused(&missing, "entries", "entry 0");
+    let mut other = Forge::new();
+    other.entries.clear();
+    let Body::Genesis { schema, previous_checkpoint, verifier_key, .. } = genesis() else { panic!("no genesis") };
+    other.add(None, Body::Genesis { origin: "other.example".into(), schema, previous_checkpoint, verifier_key });
+    refused(&other, "entries", "entry 0");
+}
+
+#[test]
+fn entries_that_are_none_are_refused_in_their_place() {
+    let mut forge = Forge::new();
+    forge.answer(ACME, 1);
+    forge.entries.push(b"\xa0".to_vec());
+    refused(&forge, "entries", "entry 3");
+    let mut forge = Forge::new();
+    let mut longer = forge.entries[0].clone();
+    longer.push(0);
+    forge.entries.push(longer);
+    refused(&forge, "entries", "1 bytes after the end");
+}
+
+#[test]
+fn any_changed_file_is_noticed() {
+    let mut forge = Forge::new();
+    (0..130).for_each(|request| forge.answer(ACME, request));
+    let dir = tempfile::tempdir().unwrap();
+    forge.write(dir.path());
+    let key = signer().verifier_key();
+    let checked = || check_log(dir.path(), &key, |_, _| {}).map_err(|refusal| refusal.check());
+    assert!(checked().is_ok());
+    let all =
+        ["checkpoint", "tile/0/000", "tile/0/001.p/5", "tile/1/000.p/1", "tile/entries/000", "tile/entries/001.p/5"];
+    for name in all {
+        let path = dir.path().join(name);
+        let whole = std::fs::read(&path).unwrap();
+        for position in [0, whole.len() / 2, whole.len() - 1] {
+            let mut changed = whole.clone();
+            changed[position] ^= 1;
+            std::fs::write(&path, changed).unwrap();
+            assert!(checked().is_err(), "{name} at {position}");
+        }
+        std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+        assert!(checked().is_err(), "{name} cut");
+        std::fs::write(&path, [&whole[..], b"\n"].concat()).unwrap();
+        assert!(checked().is_err(), "{name} longer");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(checked().unwrap_err(), "files", "{name} removed");
+        std::fs::write(&path, whole).unwrap();
+    }
+    assert!(checked().is_ok());
+}
+
+fn receipt(lie: impl FnOnce(&mut Sealing), shown: &Trace) -> Result<(), &'static str> {
+    let mut forge = Forge::new();
+    forge.answer(GLOBEX, 9);
+    let at = forge.add(Some(ACME), opened(1));
+    let (index, _) = forge.add(Some(ACME), sealed(1, at, lie));
+    let text = forge.receipt(at.0, index, shown).encode();
+    let response = PAYLOADS.map(|payload| format!("data: {payload}\n\n")).concat();
+    let evidence = Evidence { request: None, response: Some(response.as_bytes()) };
+    check_receipt(text.as_bytes(), &signer().verifier_key(), evidence).map(|_| ()).map_err(|refusal| refusal.check())
+}
+
+#[test]
+fn receipts_that_contradict_themselves_are_refused() {
+    assert_eq!(receipt(|_| {}, &trace()), Ok(()));
+    assert_eq!(receipt(|sealed| sealed.pages.own = 3, &trace()), Err("trace"));
+    assert_eq!(receipt(|sealed| sealed.pages.foreign = 1, &trace()), Err("trace"));
+    assert_eq!(receipt(|sealed| sealed.chunks = 4, &trace()), Err("trace"));
+    assert_eq!(receipt(|sealed| sealed.steps = 2, &trace()), Err("trace"));
+    assert_eq!(receipt(|sealed| sealed.chain = Some([0; 32]), &trace()), Err("response"));
+    assert_eq!(receipt(|sealed| sealed.response = Some([0; 32]), &trace()), Err("response"));
+    assert_eq!(receipt(|sealed| sealed.response = None, &trace()), Err("response"));
+    assert_eq!(receipt(|sealed| sealed.opened_index = 1, &trace()), Err("pairing"));
+    assert_eq!(receipt(|sealed| sealed.opened_leaf = Digest([0; 32]), &trace()), Err("pairing"));
+    let mut foreign = trace();
+    foreign.pages[1].class = audit_provenance::PageClass::Other;
+    assert_eq!(receipt(|_| {}, &foreign), Err("trace"));
+    let admits = |sealed: &mut Sealing| {
+        sealed.trace = Some(Trace::root(&foreign.encode()));
+        sealed.pages = PageCounts { own: 1, public: 0, foreign: 1 };
+    };
+    assert_eq!(receipt(admits, &foreign), Err("pages"));
+    let mut late = trace();
+    late.pages[1].last_step = 3;
+    assert_eq!(receipt(|sealed| sealed.trace = Some(Trace::root(&late.encode())), &late), Err("trace"));
+}
+
+/// The whole text of a receipt, as it always was; the two foreign verifiers read the same format.
+#[test]
+fn a_checkpoint_and_a_receipt_have_the_bytes_that_they_always_had() {
+    let mut forge = Forge::new();
+    forge.answer(GLOBEX, 9);
+    forge.answer(ACME, 1);
+    forge.add(None, Body::Heartbeat);
+    let text = forge.receipt(3, 4, &trace()).encode();
+    let held = |name: &str| {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/audit").join(name);
+        std::fs::read_to_string(path).unwrap_or_default()
+    };
+    assert_eq!(text, held("receipt.tlog-proof"));
+    assert_eq!(TlogProof::parse(text.as_bytes()).unwrap().checkpoint, held("checkpoint"));
+    assert_eq!(format!("{}\n", signer().verifier_key()), held("log.vkey"));
+    check_receipt(text.as_bytes(), &signer().verifier_key(), Evidence::default()).unwrap();
+}
