@@ -301,3 +301,6 @@ impl Pass {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
