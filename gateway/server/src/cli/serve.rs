@@ -17,13 +17,14 @@ pub(crate) async fn run(config: &Path) -> Result<()> {
     // Listening from the beginning: a signal during the start must not be lost.
     let mut signals = Signals::listen()?;
     let config = Config::read(config)?;
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
     let work = async {
         let engine = start_engine(&config).await?;
         anyhow::Ok(Gateway::start(config, engine).await?)
     };
     let Some(gateway) = signals.unless(work).await else { return Ok(()) };
     let gateway = gateway?;
-    eprintln!("listening on http://{}", gateway.address());
+    eprintln!("listening on {scheme}://{}", gateway.address());
     signals.next().await;
     drain(gateway, &mut signals).await
 }
@@ -112,6 +113,6 @@ mod tests {
         let defaults = Config::new(&shown.data_dir, &shown.model);
         assert_eq!((shown.listen, shown.origin), (defaults.listen, defaults.origin));
         assert_eq!((shown.engine, shown.limits, shown.metrics), (defaults.engine, defaults.limits, defaults.metrics));
-        assert!(shown.tenants.is_empty() && shown.rules.is_none());
+        assert!(shown.tenants.is_empty() && shown.rules.is_none() && shown.tls.is_none());
     }
 }
