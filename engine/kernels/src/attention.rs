@@ -10,14 +10,13 @@
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::kv_store::{KvStore, PAGE_TOKENS, Slab};
 use crate::rope::HeadShape;
 use crate::shared_slice::SharedSlice;
 use crate::simd::{Kernel, LANES, Simd, dispatch, exp};
 use crate::span::{PageFaults, Span};
-use crate::team::Team;
+use crate::team::{PIECES_PER_THREAD, Team};
 
 /// Pages of a segment: 256 positions, whose scores stay in the first-level cache.
 const SEGMENT_PAGES: usize = 16;
@@ -25,9 +24,6 @@ const SEGMENT_PAGES: usize = 16;
 const SEGMENT_TOKENS: usize = SEGMENT_PAGES * PAGE_TOKENS;
 /// Consecutive tokens of a span whose queries share one pass over K and V.
 const TILE_TOKENS: usize = 8;
-/// With fewer pieces of work than this for each thread, segments become pieces of their own.
-const PIECES_PER_THREAD: usize = 4;
-
 /// Up to [`TILE_TOKENS`] consecutive tokens of one span.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
@@ -115,7 +111,7 @@ impl AttentionPlan {
         }
     }
 
-    /// Few queries over a long context: threads share the segments of a query.
+    /// Few queries over a long context: segments become pieces of their own.
     fn shares_segments(&self, shape: HeadShape, threads: usize) -> bool {
         threads > 1 && self.segments > 1 && self.tiles.len() * shape.kv_heads < PIECES_PER_THREAD * threads
     }
@@ -161,24 +157,16 @@ pub fn attention(
     let (tiles, threads, segments) = (&*tiles, &*threads, *segments);
     let group_rows = TILE_TOKENS * shape.heads / shape.kv_heads;
     let out = SharedSlice::new(out);
-    let next = AtomicUsize::new(0);
     let reader = Reader { store, layer, shape, spans, qkv, faults };
 
+    let scratch = |thread: usize| threads[thread].lock().unwrap_or_else(PoisonError::into_inner);
     if !shares_segments {
-        let pieces = tiles.len() * shape.kv_heads;
-        team.run(&|index| {
-            let mut scratch = threads[index].lock().unwrap_or_else(PoisonError::into_inner);
-            loop {
-                let piece = next.fetch_add(1, Ordering::Relaxed);
-                if piece >= pieces {
-                    return;
-                }
-                // The last tokens of a prompt see the most and come first, so that threads end together.
-                let tile = &tiles[tiles.len() - 1 - piece / shape.kv_heads];
-                let kv_head = piece % shape.kv_heads;
-                let scratch = &mut *scratch;
-                dispatch(family, WholeTile { reader: &reader, tile, kv_head, scratch, out: &out });
-            }
+        team.run(tiles.len() * shape.kv_heads, &|thread, piece| {
+            // The last tokens of a prompt see the most and come first, so that threads end together.
+            let tile = &tiles[tiles.len() - 1 - piece / shape.kv_heads];
+            let kv_head = piece % shape.kv_heads;
+            let scratch = &mut *scratch(thread);
+            dispatch(family, WholeTile { reader: &reader, tile, kv_head, scratch, out: &out });
         });
         return;
     }
@@ -186,29 +174,20 @@ pub fn attention(
     {
         let partials = SharedSlice::new(partials);
         let outputs = SharedSlice::new(partial_outputs);
-        let pieces = tiles.len() * shape.kv_heads * segments;
-        team.run(&|index| {
-            let mut scratch = threads[index].lock().unwrap_or_else(PoisonError::into_inner);
-            loop {
-                let piece = next.fetch_add(1, Ordering::Relaxed);
-                if piece >= pieces {
-                    return;
-                }
-                let (tile, kv_head) = (&tiles[piece / segments / shape.kv_heads], piece / segments % shape.kv_heads);
-                let segment = piece % segments;
-                if segment >= tile.segments() {
-                    continue;
-                }
+        team.run(tiles.len() * shape.kv_heads * segments, &|thread, piece| {
+            let (tile, kv_head) = (&tiles[piece / segments / shape.kv_heads], piece / segments % shape.kv_heads);
+            let segment = piece % segments;
+            if segment < tile.segments() {
                 let rows = piece * group_rows..(piece + 1) * group_rows;
                 let dims = rows.start * shape.head_dim..rows.end * shape.head_dim;
-                // SAFETY: each piece is taken once, and pieces do not overlap.
+                // SAFETY: each piece is done once, and pieces do not overlap.
                 let (partials, outputs) = unsafe { (partials.part(rows), outputs.part(dims)) };
-                let scratch = &mut *scratch;
+                let scratch = &mut *scratch(thread);
                 dispatch(family, OneSegment { reader: &reader, tile, kv_head, segment, scratch, partials, outputs });
             }
         });
     }
-    let mut scratch = threads[0].lock().unwrap_or_else(PoisonError::into_inner);
+    let mut scratch = scratch(0);
     for (number, tile) in tiles.iter().enumerate() {
         for kv_head in 0..shape.kv_heads {
             let first = (number * shape.kv_heads + kv_head) * segments * group_rows;

@@ -10,7 +10,6 @@
 //! * floats (F16, BF16, F32): column by column 16 f32. The simple path: twice the file's size for 16-bit types.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 
@@ -206,16 +205,14 @@ impl Matrix {
             })
             .collect();
         let target = SharedSlice::new(memory.bytes_mut());
-        let next = AtomicUsize::new(0);
-        Team::new(threads).run(&|_| {
-            while let Some(&(matrix, first)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let source = &sources[matrix];
-                let tile_bytes = source.kind.layout().tile_bytes(source.width / BLOCK);
-                for tile in first..source.rows.div_ceil(TILE).min(first + TILES_PER_PIECE) {
-                    let start = offsets[matrix] + tile * tile_bytes;
-                    // SAFETY: each piece is taken once and tiles do not overlap.
-                    pack_tile(source, tile, unsafe { target.part(start..start + tile_bytes) });
-                }
+        Team::new(threads).run(pieces.len(), &|_, piece| {
+            let (matrix, first) = pieces[piece];
+            let source = &sources[matrix];
+            let tile_bytes = source.kind.layout().tile_bytes(source.width / BLOCK);
+            for tile in first..source.rows.div_ceil(TILE).min(first + TILES_PER_PIECE) {
+                let start = offsets[matrix] + tile * tile_bytes;
+                // SAFETY: each piece is done once and tiles do not overlap.
+                pack_tile(source, tile, unsafe { target.part(start..start + tile_bytes) });
             }
         });
 

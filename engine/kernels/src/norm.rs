@@ -9,7 +9,7 @@ const VALUES_ALONE: usize = 4_096;
 
 /// Root-mean-square norm of rows of `x`, quantised.
 ///
-/// Shapes: `x` [.., width], `weight` [width]; row `i` of `out` is the norm of row `rows[i]` of `x`.
+/// Shapes: `x` `[.., width]`, `weight` `[width]`; row `i` of `out` is the norm of row `rows[i]` of `x`.
 /// Source: RMSNorm, arXiv:1910.07467: `x / sqrt(mean(x^2) + eps) * weight`.
 ///
 /// # Panics

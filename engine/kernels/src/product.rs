@@ -108,7 +108,7 @@ impl Kernel for Store<'_> {
                         #[inline(always)]
                         |token, lanes| {
                             let start = token * self.stride + self.column + tile * TILE;
-                            // SAFETY: one thread works on a tile, and its columns are written by nobody else.
+                            // SAFETY: one piece of work has a tile, and its columns are written by nobody else.
                             store(simd, lanes, unsafe { self.out.part(start..start + TILE) });
                         },
                     );
@@ -144,7 +144,7 @@ impl Kernel for Add<'_> {
                         #[inline(always)]
                         |token, lanes| {
                             let start = token * self.stride + tile * TILE;
-                            // SAFETY: one thread works on a tile, and its columns are touched by nobody else.
+                            // SAFETY: one piece of work has a tile, and its columns are touched by nobody else.
                             let residual = unsafe { self.residual.part(start..start + TILE) };
                             let sum = simd.add(load(simd, residual), lanes);
                             store(simd, sum, residual);
@@ -208,7 +208,7 @@ impl Kernel for SwiGlu<'_> {
                         }
                         for token in tokens {
                             let [low, high] = hidden[token - first];
-                            // SAFETY: one thread works on a block of columns.
+                            // SAFETY: one piece of work has a block of columns.
                             unsafe { self.out.quantise(simd, token, block, simd.load(&low), simd.load(&high)) };
                         }
                     }

@@ -6,7 +6,7 @@ use crate::kv_store::{KvStore, KvWriter, PAGE_TOKENS, SlabMut};
 use crate::shared_slice::SharedSlice;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 use crate::span::{PageFaults, Span};
-use crate::team::Team;
+use crate::team::{PIECES_PER_THREAD, Team};
 
 /// Largest head that the kernels have scratch for.
 pub const HEAD_DIM_MAX: usize = 512;
@@ -112,27 +112,23 @@ pub fn rotate_and_append(
     assert!(layer < held.layers && held.kv_heads == shape.kv_heads && held.head_dim == shape.head_dim, "the store");
     assert!(shape.head_dim <= HEAD_DIM_MAX, "room for a head");
 
-    let threads = team.threads();
+    let pieces = if tokens <= TOKENS_ALONE { 1 } else { PIECES_PER_THREAD * team.threads() };
     let family = team.family();
     let store = store.writer();
     let qkv = SharedSlice::new(qkv);
-    let work = |index: usize, threads: usize| {
-        let rows = tokens * index / threads..tokens * (index + 1) / threads;
+    team.run(pieces, &|_, piece| {
+        let rows = tokens * piece / pieces..tokens * (piece + 1) / pieces;
         dispatch(family, RotateQueries { shape, rope, rows, qkv: &qkv });
         let mut first = 0;
         for (number, span) in spans.iter().enumerate() {
             if faults.of(number).is_none() {
-                let is_mine = |page| page as usize % threads == index;
+                let is_mine = |page| page as usize % pieces == piece;
                 dispatch(family, Append { store: &store, layer, shape, rope, span, first, qkv: &qkv, is_mine })
                     .unwrap_or_else(|page| faults.record(number, layer, page));
             }
             first += span.tokens.len();
         }
-    };
-    if tokens <= TOKENS_ALONE {
-        return work(0, 1);
-    }
-    team.run(&|index| work(index, threads));
+    });
 }
 
 /// Up to this many tokens the caller alone is faster: a token takes well under a microsecond.
@@ -153,7 +149,7 @@ impl Kernel for RotateQueries<'_> {
         let scale = 1.0 / (shape.head_dim as f32).sqrt();
         for token in rows {
             let start = token * shape.qkv_width();
-            // SAFETY: each token's queries are one thread's, and keys and values are not written by anybody.
+            // SAFETY: each token's queries are one piece's, and keys and values are not written by anybody.
             let queries = unsafe { qkv.part(start..start + shape.query_width()) };
             for head in queries.chunks_exact_mut(shape.head_dim) {
                 rope.rotate(token, head);
@@ -163,7 +159,7 @@ impl Kernel for RotateQueries<'_> {
     }
 }
 
-/// Appends those tokens of a span whose page is this thread's; the error is the page that is not the span's.
+/// Appends those tokens of a span whose page is this piece's; the error is the page that is not the span's.
 struct Append<'a, F: Fn(u32) -> bool> {
     store: &'a KvWriter<'a>,
     layer: usize,
@@ -189,13 +185,13 @@ impl<F: Fn(u32) -> bool> Kernel for Append<'_, F> {
             }
             let positions = span.position.max(index * PAGE_TOKENS)..end.min((index + 1) * PAGE_TOKENS);
             let is_first = positions.start == index * PAGE_TOKENS;
-            // SAFETY: all spans' tokens of one page are appended by one thread, one after the other.
+            // SAFETY: all spans' tokens of one page belong to one piece of work, which does them one after the other.
             let mut slab = unsafe { store.slab(layer, page, is_first) }.ok_or(page.page)?;
             for position in positions {
                 let token = first + position - span.position;
                 let keys = token * shape.qkv_width() + shape.query_width();
                 let values = keys + shape.kv_width();
-                // SAFETY: nobody writes keys and values now, and this thread alone reads this token's.
+                // SAFETY: nobody writes keys and values now, and this piece alone reads this token's.
                 let (keys, values) = unsafe { (qkv.part(keys..values), qkv.part(values..values + shape.kv_width())) };
                 append_token(simd, &mut slab, shape, rope, token, position % PAGE_TOKENS, keys, values);
             }

@@ -1,8 +1,10 @@
 //! Persistent threads that share one piece of work at a time.
 //!
-//! A forward pass hands out about 150 pieces of work, most of them under 30 microseconds, so waiting is by spinning.
-//! It is also a guest on a machine with other tenants, so nobody spins for long: after [`SPIN`] a waiter sleeps, and
-//! an idle team uses no CPU. Nothing here allocates after [`Team::new`].
+//! A forward pass hands out about 150 rounds of work, most of them under 30 microseconds, so waiting is by spinning.
+//! It is also a guest on a machine with other tenants. So nobody spins for long: after [`SPIN`] a waiter sleeps, and an
+//! idle team uses no CPU. And nobody waits for a thread that the system is not running: pieces that it has not begun are
+//! done by the others, and a thread that comes when all is done does not enter. Nothing here allocates after
+//! [`Team::new`].
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -24,16 +26,31 @@ const SPINS_PER_LOOK: u32 = 32;
 #[repr(align(128))]
 struct OwnLine<T>(T);
 
-/// The work of one round, as the workers see it. Valid from the round's start until every worker has counted itself
-/// in `finished`.
-type Work = *const (dyn Fn(usize) + Sync);
+/// The work of one round, as the workers see it: called with a thread and a piece. Valid for a worker from its entering
+/// the round until it counts itself in `finished`.
+type Work = *const (dyn Fn(usize, usize) + Sync);
+
+/// A round: how many pieces, and what to do with each.
+#[derive(Clone, Copy)]
+struct Round {
+    pieces: usize,
+    work: Work,
+}
+
+/// Set in `gate` when the pieces of the round are all taken.
+const CLOSED: u64 = 1 << 31;
+/// One round, in `gate`.
+const ROUND: u64 = 1 << 32;
 
 struct Shared {
-    /// Counts rounds; a worker starts when it sees a new number.
-    round: OwnLine<AtomicU64>,
-    /// Workers that are done with the round.
+    /// The number of the round in the upper half; [`CLOSED`]; workers that knocked in the rest. Who knocked while it
+    /// was open has entered.
+    gate: OwnLine<AtomicU64>,
+    /// Workers that entered and are done.
     finished: OwnLine<AtomicUsize>,
-    work: UnsafeCell<Option<Work>>,
+    /// For each thread the next piece of its own stretch; others help when theirs are done.
+    stretches: Box<[OwnLine<AtomicUsize>]>,
+    round: UnsafeCell<Option<Round>>,
     ending: AtomicBool,
     /// The first panic of a worker in this round.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -41,8 +58,8 @@ struct Shared {
     round_finished: Bell,
 }
 
-// SAFETY: `work` is written only by the owner of the team while no round is running, before the release store of
-// `round`, and read by workers only after they have acquired that store and before they count themselves finished.
+// SAFETY: `round` is written only by the owner of the team while the gate is closed and everybody who entered has
+// finished, before the store that opens the gate; workers read it only after they have entered.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; everything else in it is `Send`.
 unsafe impl Send for Shared {}
@@ -70,9 +87,10 @@ impl Team {
     /// A thread that the system refuses is done without: the results do not depend on their number.
     fn start(threads: usize, family: KernelFamily) -> Self {
         let shared = Arc::new(Shared {
-            round: OwnLine(AtomicU64::new(0)),
+            gate: OwnLine(AtomicU64::new(CLOSED)),
             finished: OwnLine(AtomicUsize::new(0)),
-            work: UnsafeCell::new(None),
+            stretches: (0..threads.max(1)).map(|_| OwnLine(AtomicUsize::new(0))).collect(),
+            round: UnsafeCell::new(None),
             ending: AtomicBool::new(false),
             panic: Mutex::new(None),
             round_started: Bell::default(),
@@ -102,27 +120,32 @@ impl Team {
         self.family
     }
 
-    /// Calls `work(index)` once for each index below [`Team::threads`], each on its own thread, and waits for all.
+    /// Calls `work(thread, piece)` once for each piece below `pieces`, and returns when all have ended. At one moment a
+    /// thread (below [`Team::threads`]) has one piece only.
     ///
     /// # Panics
-    /// With the panic of `work`, after all of them have ended.
-    pub fn run(&mut self, work: &(dyn Fn(usize) + Sync)) {
+    /// With the panic of `work`, after all that was begun has ended. Pieces that were not begun are left out then.
+    pub fn run(&mut self, pieces: usize, work: &(dyn Fn(usize, usize) + Sync)) {
         let shared = &*self.shared;
-        if self.workers.is_empty() {
-            return work(0);
+        if self.workers.is_empty() || pieces <= 1 {
+            return (0..pieces).for_each(|piece| work(0, piece));
         }
         shared.finished.0.store(0, Ordering::Relaxed);
-        // SAFETY: only the lifetime changes. The pointer is used by workers in this round only, and this function
-        // does not return (nor unwind, see `catch_unwind`) before all of them have counted themselves finished.
-        let work_erased = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Work>(work) };
-        // SAFETY: no round is running (`&mut self`, and the last one was waited for), so no worker reads it now.
-        unsafe { *shared.work.get() = Some(work_erased) };
-        shared.round.0.fetch_add(1, Ordering::SeqCst);
+        for (thread, next) in shared.stretches.iter().enumerate() {
+            next.0.store(shared.stretch(thread, pieces).start, Ordering::Relaxed);
+        }
+        // SAFETY: only the lifetime changes. Workers that entered this round use the pointer, and this function does
+        // not return (nor unwind, see `catch_unwind`) before all of them have counted themselves finished.
+        let work_erased = unsafe { std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), Work>(work) };
+        // SAFETY: the gate is closed and all who entered have finished (the last call waited), so nobody reads it.
+        unsafe { *shared.round.get() = Some(Round { pieces, work: work_erased }) };
+        let number = shared.gate.0.load(Ordering::Relaxed) / ROUND + 1;
+        shared.gate.0.store(number * ROUND, Ordering::SeqCst);
         shared.round_started.ring();
 
-        let own = catch_unwind(AssertUnwindSafe(|| work(0)));
-        let workers = self.workers.len();
-        shared.round_finished.wait(|| shared.finished.0.load(Ordering::SeqCst) == workers);
+        let own = catch_unwind(AssertUnwindSafe(|| shared.take_pieces(0, pieces, work)));
+        let entered = (shared.gate.0.fetch_or(CLOSED, Ordering::SeqCst) & (CLOSED - 1)) as usize;
+        shared.round_finished.wait(|| shared.finished.0.load(Ordering::SeqCst) == entered);
         if let Err(panic) = own {
             resume_unwind(panic);
         }
@@ -132,35 +155,58 @@ impl Team {
         }
     }
 
-    /// Splits `units` into one stretch per thread, as even as possible and in order, and calls `work` on each.
+    /// Divides `units` into ranges, a few for each thread, as even as possible, and calls `work` on each.
     pub(crate) fn split(&mut self, units: usize, work: &(dyn Fn(std::ops::Range<usize>) + Sync)) {
-        let threads = self.threads();
-        self.run(&|index| {
-            let range = units * index / threads..units * (index + 1) / threads;
-            if !range.is_empty() {
-                work(range);
-            }
-        });
+        let pieces = units.min(PIECES_PER_THREAD * self.threads());
+        self.run(pieces, &|_, piece| work(units * piece / pieces..units * (piece + 1) / pieces));
     }
 }
 
+/// Pieces that [`Team::split`] makes for each thread: enough to even out a thread that is slowed down.
+pub(crate) const PIECES_PER_THREAD: usize = 4;
+
 impl Shared {
+    /// The pieces that a thread begins with.
+    fn stretch(&self, thread: usize, pieces: usize) -> std::ops::Range<usize> {
+        let threads = self.stretches.len();
+        pieces * thread / threads..pieces * (thread + 1) / threads
+    }
+
+    /// Does the pieces of its own stretch, then what is left of the others'.
+    fn take_pieces(&self, thread: usize, pieces: usize, work: &(dyn Fn(usize, usize) + Sync)) {
+        let threads = self.stretches.len();
+        for other in (thread..threads).chain(0..thread) {
+            let end = self.stretch(other, pieces).end;
+            loop {
+                let piece = self.stretches[other].0.fetch_add(1, Ordering::Relaxed);
+                if piece >= end {
+                    break;
+                }
+                work(thread, piece);
+            }
+        }
+    }
+
     /// A worker's life.
-    fn serve(&self, index: usize) {
+    fn serve(&self, thread: usize) {
         let mut seen = 0;
         loop {
-            self.round_started.wait(|| self.round.0.load(Ordering::SeqCst) != seen);
-            seen += 1;
+            self.round_started.wait(|| self.gate.0.load(Ordering::SeqCst) / ROUND != seen);
+            let gate = self.gate.0.fetch_add(1, Ordering::SeqCst);
+            seen = gate / ROUND;
             if self.ending.load(Ordering::SeqCst) {
                 return;
             }
-            // SAFETY: the round that was just seen has set `work` before it was announced, and it stays set until
-            // this worker has counted itself finished.
-            let work = unsafe { *self.work.get() };
-            if let Some(work) = work {
+            if gate & CLOSED != 0 {
+                continue;
+            }
+            // SAFETY: this worker has entered, so the round was written before and is not written again until it has
+            // counted itself finished.
+            let round = unsafe { *self.round.get() };
+            if let Some(Round { pieces, work }) = round {
                 // SAFETY: `Team::run` keeps the closure alive until this worker has counted itself finished.
                 let work = unsafe { &*work };
-                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(index))) {
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_pieces(thread, pieces, work))) {
                     lock(&self.panic).get_or_insert(panic);
                 }
             }
@@ -173,7 +219,7 @@ impl Shared {
 impl Drop for Team {
     fn drop(&mut self) {
         self.shared.ending.store(true, Ordering::SeqCst);
-        self.shared.round.0.fetch_add(1, Ordering::SeqCst);
+        self.shared.gate.0.fetch_add(ROUND, Ordering::SeqCst);
         self.shared.round_started.ring();
         for worker in self.workers.drain(..) {
             // A worker catches the panics of its work; its own end cannot fail.
@@ -246,13 +292,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_index_runs_once_a_round_whether_threads_spin_or_sleep() {
-        for threads in [0, 1, 2, 5] {
+    fn every_piece_is_done_once_a_round_whether_threads_spin_or_sleep() {
+        for (threads, pieces) in [(0, 3), (1, 3), (2, 1), (2, 9), (5, 4), (5, 40), (3, 0)] {
             let mut team = Team::new(threads);
-            let counts: Vec<AtomicUsize> = (0..team.threads()).map(|_| AtomicUsize::new(0)).collect();
+            let counts: Vec<AtomicUsize> = (0..pieces).map(|_| AtomicUsize::new(0)).collect();
             for _ in 0..2_000 {
-                team.run(&|index| {
-                    counts[index].fetch_add(1, Ordering::Relaxed);
+                team.run(pieces, &|_, piece| {
+                    counts[piece].fetch_add(1, Ordering::Relaxed);
                 });
             }
             assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 2_000));
@@ -260,37 +306,76 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_has_one_piece_at_a_time() {
+        let mut team = Team::new(4);
+        let busy: Vec<AtomicBool> = (0..4).map(|_| AtomicBool::new(false)).collect();
+        for _ in 0..500 {
+            team.run(32, &|thread, _| {
+                assert!(!busy[thread].swap(true, Ordering::SeqCst));
+                std::hint::spin_loop();
+                busy[thread].store(false, Ordering::SeqCst);
+            });
+        }
+    }
+
+    #[test]
     fn a_team_that_fell_asleep_wakes_up() {
         let mut team = Team::new(3);
-        let sum = AtomicUsize::new(0);
         for _ in 0..3 {
             // Until all workers sleep: no clock, only the state itself.
             while team.shared.round_started.sleepers.load(Ordering::SeqCst) < 2 {
                 std::thread::yield_now();
             }
-            team.run(&|index| {
-                sum.fetch_add(index, Ordering::Relaxed);
+            // Each piece waits for the other two: one thread alone would wait for ever.
+            let arrived = AtomicUsize::new(0);
+            team.run(3, &|_, _| {
+                arrived.fetch_add(1, Ordering::SeqCst);
+                while arrived.load(Ordering::SeqCst) < 3 {
+                    std::thread::yield_now();
+                }
             });
         }
-        assert_eq!(sum.into_inner(), 9);
+    }
+
+    #[test]
+    fn pieces_of_a_thread_that_is_held_up_are_done_by_others() {
+        let mut team = Team::new(2);
+        // The worker is held up in the first round, by a piece of its own; the caller does all the others meanwhile.
+        let (held, done) = (AtomicBool::new(false), AtomicUsize::new(0));
+        team.run(8, &|thread, _| {
+            if thread == 1 {
+                held.store(true, Ordering::SeqCst);
+                while done.load(Ordering::SeqCst) < 7 {
+                    std::thread::yield_now();
+                }
+            } else {
+                while !held.load(Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+            }
+            done.fetch_add(1, Ordering::SeqCst);
+        });
+        assert_eq!(done.into_inner(), 8);
     }
 
     #[test]
     fn a_panic_reaches_the_caller_after_the_round_and_the_team_goes_on() {
         let mut team = Team::new(2);
         for guilty in 0..2 {
-            let ended = AtomicUsize::new(0);
+            let both = AtomicUsize::new(0);
             let caught = catch_unwind(AssertUnwindSafe(|| {
-                team.run(&|index| {
-                    ended.fetch_add(1, Ordering::Relaxed);
-                    assert!(index != guilty, "planted");
+                team.run(2, &|thread, _| {
+                    both.fetch_add(1, Ordering::SeqCst);
+                    while both.load(Ordering::SeqCst) < 2 {
+                        std::thread::yield_now();
+                    }
+                    assert!(thread != guilty, "planted");
                 });
             }));
             assert!(caught.is_err());
-            assert_eq!(ended.into_inner(), 2);
         }
         let calm = AtomicUsize::new(0);
-        team.run(&|_| {
+        team.run(2, &|_, _| {
             calm.fetch_add(1, Ordering::Relaxed);
         });
         assert_eq!(calm.into_inner(), 2);
