@@ -303,7 +303,12 @@ fn check_response(
     trace: Option<&Trace>,
 ) -> Result<(), ReceiptRefusal> {
     let (Some(wanted), Some(head)) = (sealed.response, sealed.chain) else { return Err(ReceiptRefusal::Crashed) };
-    let payloads = payloads(response)?;
+    let mut payloads = payloads(response)?;
+    // A response that was broken off ends with the server's error, which is not the model's and is in no chain.
+    let broken_off = !matches!(sealed.reason, SealReason::Stop | SealReason::Length);
+    if broken_off && payloads.len() as u64 == sealed.chunks + 1 && payloads.last().is_some_and(|last| is_error(last)) {
+        payloads.pop();
+    }
     if payloads.len() as u64 != sealed.chunks {
         return Err(ReceiptRefusal::Response { part: "the number of payloads" });
     }
@@ -325,4 +330,10 @@ fn check_response(
         chain.push(payload, first, last);
     }
     if chain.head() == head { Ok(()) } else { Err(ReceiptRefusal::Response { part: "the chunk chain" }) }
+}
+
+/// A JSON object with the one member `error`.
+fn is_error(payload: &[u8]) -> bool {
+    let object: Option<serde_json::Map<String, serde_json::Value>> = serde_json::from_slice(payload).ok();
+    object.is_some_and(|object| object.len() == 1 && object.contains_key("error"))
 }

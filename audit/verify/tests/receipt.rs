@@ -105,6 +105,27 @@ async fn a_stopped_response_has_a_receipt_that_says_so_and_names_nobody() {
 }
 
 #[tokio::test]
+async fn a_broken_off_response_may_end_with_an_error_and_with_nothing_else() {
+    let log = RealLog::open();
+    let events = log.streamed(&log.globex, 3).await;
+    log.refused(&log.acme, 1, Label::of(TenantId::new(2).unwrap())).await;
+    let check = |who, request, response: &str| {
+        let receipt = log.receipt(who, request);
+        check_receipt(receipt.as_bytes(), &key(&log), evidence(REQUEST_BODY, response))
+            .map_err(|refusal| refusal.check())
+    };
+    let error = "{\"error\":{\"code\":\"isolation\"}}";
+    assert!(check(&log.acme, 1, error).is_ok());
+    assert!(check(&log.acme, 1, &format!("data: {error}\n\n")).is_ok());
+    assert_eq!(check(&log.acme, 1, &format!("data: {error}\n\ndata: {error}\n\n")).unwrap_err(), "response");
+    assert_eq!(check(&log.acme, 1, "{\"error\":{},\"content\":\"leak\"}").unwrap_err(), "response");
+    assert_eq!(check(&log.acme, 1, "{\"content\":\"leak\"}").unwrap_err(), "response");
+    // A whole answer has no error at its end.
+    assert!(check(&log.globex, 3, &events).is_ok());
+    assert_eq!(check(&log.globex, 3, &format!("{events}data: {error}\n\n")).unwrap_err(), "response");
+}
+
+#[tokio::test]
 async fn parts_of_another_receipt_do_not_fit() {
     let log = RealLog::open();
     log.streamed(&log.acme, 1).await;
