@@ -39,7 +39,7 @@ pub struct ConnectionLimits {
     pub idle_timeout: Duration,
     /// From the end of the head to the end of the body.
     pub body_timeout: Duration,
-    /// How long a response may wait for its client, all waits together, before the send rate counts.
+    /// How long a response may wait for its client: one write, and all of them beyond what the send rate allows.
     pub write_timeout: Duration,
     /// The slowest client that is served to the end, in bytes a second over the whole response.
     pub send_bytes_per_second_min: u64,
@@ -275,8 +275,10 @@ impl Exchange {
         }
         self.sent = Sent::Broken;
         self.bytes_sent += length;
-        let earned = Duration::from_secs(self.bytes_sent / self.limits.send_bytes_per_second_min.max(1));
-        let patience = (self.limits.write_timeout + earned).saturating_sub(self.waited);
+        // One write may wait so long, and all together no longer than the slowest client needs.
+        let time_for = |bytes| Duration::from_secs(bytes / self.limits.send_bytes_per_second_min.max(1));
+        let of_all = (self.limits.write_timeout + time_for(self.bytes_sent)).saturating_sub(self.waited);
+        let patience = of_all.min(self.limits.write_timeout + time_for(length));
         let begun = Instant::now();
         timeout(patience, write(&mut self.session)).await.unwrap_or(Err(Gone))?;
         self.waited += begun.elapsed();

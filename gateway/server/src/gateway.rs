@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Limits, MetricsReaders};
 use crate::exchange::Entrance;
-use crate::host::Host;
+use crate::host::{self, Host};
 use crate::metrics::{Metrics, StartMetricsError};
 use crate::respond::RequestError;
 use crate::tls::{self, LoadTlsError};
@@ -17,7 +17,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 /// A rule file is read whole; 1,024 rules of ordinary length take a tenth of this.
@@ -149,7 +148,7 @@ impl Gateway {
     pub async fn start(config: Config, engine: Engine) -> Result<Self, StartError> {
         // The address first: a second gateway on the same port must not touch the first one's log.
         let address = config.listen;
-        let listener = TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })?;
+        let listener = host::listen(address).map_err(|source| StartError::Listen { address, source })?;
         let tls = config.tls.as_ref().map(tls::load).transpose()?;
         if tls.is_none() && !address.ip().to_canonical().is_loopback() {
             tracing::warn!(%address, "keys and texts travel in clear: set `tls` or listen on loopback behind a TLS proxy");

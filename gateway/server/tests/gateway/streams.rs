@@ -108,7 +108,9 @@ async fn work_stops_when_the_client_leaves_a_stream() {
         }
         world.engine_is_idle().await;
     }
-    assert_eq!(world.get("/healthz").await.status, 200);
+    world.clients_left("chat_completions", 2).await;
+    let decoded = world.engine.stats().tokens_decoded_total;
+    assert!(decoded < 2000, "{decoded} tokens decoded for two clients that left after the first of 2,000");
 }
 
 #[tokio::test]
@@ -123,6 +125,9 @@ async fn work_stops_when_the_client_leaves_before_the_first_byte() {
         drop(client);
         world.engine_is_idle().await;
     }
+    world.clients_left("chat_completions", 2).await;
+    let stats = world.engine.stats();
+    assert!(stats.tokens_decoded_total < 500, "{stats:?}: work went on for clients that had left");
 }
 
 #[tokio::test]
@@ -132,13 +137,42 @@ async fn a_client_that_does_not_read_is_cut() {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(1024).unwrap();
     let mut stalled = socket.connect(world.address()).await.unwrap();
-    // A response of some 500,000 bytes: 2,000 chunks of 250.
-    let request = world.post(CHAT, &chat(&json!({"stream": true, "max_tokens": 2000, "temperature": 1})));
+    // A response of some 500,000 bytes: 2,000 chunks of 250. Buffers on the way hold less than half of it.
+    let body = json!({"model": "smol", "prompt": "1, 2, 3, 4, 5, 6, 7,", "max_tokens": 2000, "stream": true, "temperature": 0});
+    let request = world.post(TEXT, &body.to_string());
     tokio::io::AsyncWriteExt::write_all(&mut stalled, request.as_bytes()).await.unwrap();
     world.engine_is_busy().await;
     // Others are served meanwhile.
     assert_eq!(world.ask(CHAT, &chat(&json!({"max_tokens": 2}))).await.status, 200);
     world.engine_is_idle().await;
+    world.clients_left("completions", 1).await;
+}
+
+#[tokio::test]
+async fn a_full_queue_says_when_to_come_back() {
+    let world = start(|config| (config.engine.sequences_max, config.engine.queue_max) = (1, 1)).await;
+    let long = json!({"stream": true, "max_tokens": 2000});
+    let mut running = Client::connect(world.address()).await;
+    running.send(world.post(CHAT, &chat(&long))).await;
+    assert!(running.sees("data: ").await);
+    let mut waiting = Client::connect(world.address()).await;
+    waiting.send(world.post(CHAT, &chat(&long))).await;
+    let queued = async {
+        while world.engine.stats().sequences_waiting == 0 {
+            tokio::task::yield_now().await
+        }
+    };
+    tokio::time::timeout(crate::world::PATIENCE, queued).await.unwrap();
+    for stream in [true, false] {
+        let refused = world.ask(CHAT, &chat(&json!({"stream": stream}))).await;
+        assert_eq!(refused.error(), (503, "engine_overloaded".to_owned(), None));
+        assert!(refused.header("retry-after").is_some_and(|wait| wait.parse::<u64>().is_ok_and(|wait| wait >= 1)));
+        assert!(refused.header("x-isolation-id").is_some(), "it is on record all the same");
+    }
+    // A place in the queue is free as soon as its owner leaves.
+    drop((running, waiting));
+    world.engine_is_idle().await;
+    assert_eq!(world.ask(CHAT, &chat(&json!({"max_tokens": 1}))).await.status, 200);
 }
 
 #[tokio::test]

@@ -92,6 +92,13 @@ impl World {
         timeout(PATIENCE, idle).await.expect("the engine still works for a client that left");
     }
 
+    /// Waits until so many requests of a route have ended because their client left.
+    pub(crate) async fn clients_left(&self, route: &str, count: usize) {
+        let line = format!("gateway_requests_total{{route=\"{route}\",status=\"gone\"}} {count}");
+        let counted = async { while !self.get("/metrics").await.body.lines().any(|found| found == line) {} };
+        timeout(PATIENCE, counted).await.unwrap_or_else(|_| panic!("never `{line}`"));
+    }
+
     /// Waits until the engine works for somebody.
     pub(crate) async fn engine_is_busy(&self) {
         let busy = async {
