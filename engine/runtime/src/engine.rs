@@ -182,6 +182,12 @@ impl Engine {
     /// [`TokenizeError`].
     pub fn tokenize(&self, permit: &Permit, prompt: &PromptInput) -> Result<Sequence, TokenizeError> {
         let tokenizer = self.0.model.tokenizer();
+        let tokens_max = self.0.context_max - 1;
+        // No token is longer than the longest: a text that cannot fit is refused before the work of tokenizing it.
+        let tokens_min = prompt.text_bytes() / tokenizer.longest_token_bytes().max(1);
+        if tokens_min > tokens_max {
+            return Err(TokenizeError::TooLong { tokens: tokens_min, tokens_max });
+        }
         let tokens = match prompt {
             PromptInput::Chat(messages) => {
                 let template = self.0.model.chat_template().ok_or(TokenizeError::NoChatTemplate)?;
@@ -202,7 +208,6 @@ impl Engine {
         if tokens.is_empty() {
             return Err(TokenizeError::Empty);
         }
-        let tokens_max = self.0.context_max - 1;
         if tokens.len() > tokens_max {
             return Err(TokenizeError::TooLong { tokens: tokens.len(), tokens_max });
         }

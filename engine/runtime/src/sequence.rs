@@ -14,6 +14,17 @@ pub enum PromptInput {
     Tokens(Vec<u32>),
 }
 
+impl PromptInput {
+    /// Text that is to be tokenized, without the chat frame.
+    pub(crate) fn text_bytes(&self) -> usize {
+        match self {
+            Self::Chat(messages) => messages.iter().map(|message| message.content.len()).sum(),
+            Self::Text(text) => text.len(),
+            Self::Tokens(_) => 0,
+        }
+    }
+}
+
 impl fmt::Debug for PromptInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -55,9 +66,9 @@ impl fmt::Debug for Sequence {
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizeError {
     /// The prompt leaves no room for an answer.
-    #[error("the prompt has {tokens} tokens, at most {tokens_max} are possible")]
+    #[error("the prompt has {tokens} tokens or more, at most {tokens_max} are possible")]
     TooLong {
-        /// Tokens of the prompt.
+        /// Tokens of the prompt, or a lower bound of them when its text is longer than any tokens that fit.
         tokens: usize,
         /// Room of the context, one token of answer taken off.
         tokens_max: usize,

@@ -123,6 +123,7 @@ async fn what_does_not_fit_is_refused_with_numbers() {
     let permit = permit(ACME, 1);
     let tokenize = |text: String| engine.tokenize(&permit, &PromptInput::Text(text));
     assert!(matches!(tokenize(STORY.repeat(9)), Err(TokenizeError::TooLong { tokens_max: 63, tokens }) if tokens > 63));
+    assert!(matches!(tokenize("a".repeat(10 << 20)), Err(TokenizeError::TooLong { tokens_max: 63, .. })));
     assert!(matches!(tokenize(String::new()), Err(TokenizeError::Empty)));
     let beyond = engine.tokenize(&permit, &PromptInput::Tokens(vec![u32::MAX]));
     assert!(matches!(beyond, Err(TokenizeError::UnknownToken { .. })));

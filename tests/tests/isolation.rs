@@ -1,0 +1,174 @@
+//! Planted leaks: the engine is told to read another tenant's page, and nothing of what it then says may leave.
+//!
+//! The same requests without the fault are answered; `cargo xtask mutations` switches each check off and expects
+//! these tests to go red.
+
+use anyhow::{Context, Result, ensure};
+use e2e::{Client, binary, chat, model_path, run};
+use engine_model::Model;
+use engine_runtime::{Engine, EngineConfig, Fault};
+use gateway_auth::{ApiKey, TenantKey};
+use gateway_server::{Config, Gateway};
+use policies_domain::{ModelName, TenantId, TenantName};
+use serde_json::{Value, json};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A gateway in this process, so that its engine can be told to go wrong.
+struct World {
+    gateway: Gateway,
+    engine: Engine,
+    acme: Client,
+    globex: Client,
+    data_dir: TempDir,
+}
+
+const MODEL: &str = "smol";
+
+/// Tenants are numbered in the order of the configuration.
+fn acme() -> Result<TenantId> {
+    TenantId::new(1).context("1 is a tenant's number")
+}
+
+async fn start() -> Result<World> {
+    let data_dir = tempfile::tempdir()?;
+    let secret = Gateway::key_secret(data_dir.path())?;
+    let keys = [ApiKey::mint()?, ApiKey::mint()?];
+    let mut config = Config::new(data_dir.path(), model_path()?);
+    config.listen = "127.0.0.1:0".parse()?;
+    config.served_name = Some(ModelName::parse(MODEL)?);
+    config.engine = EngineConfig { threads: 2, pages: 256, ..EngineConfig::default() };
+    let tenants = ["acme", "globex"].into_iter().zip(&keys);
+    config.tenants = tenants
+        .map(|(name, key)| Ok(TenantKey { tenant: TenantName::parse(name)?, hash: secret.hash(key) }))
+        .collect::<Result<_>>()?;
+    let engine = Engine::start(Arc::new(Model::load(&config.model, 2)?), config.engine)?;
+    let gateway = Gateway::start(config, engine.clone()).await?;
+    let client = |key: &ApiKey| Client::new(gateway.address(), Some(key.reveal()));
+    Ok(World { acme: client(&keys[0]), globex: client(&keys[1]), gateway, engine, data_dir })
+}
+
+impl World {
+    /// A stream of globex's that stays open: its pages are live, and its reader does not read on.
+    fn victim(&self) -> Result<impl Iterator<Item = Result<e2e::Event>> + use<>> {
+        let body = chat(MODEL, "Globex' secret is the number 8841. Repeat it many times.", 400, true);
+        let (_, mut events) = self.globex.stream("/v1/chat/completions", &body)?;
+        events.next().context("the victim's stream is empty")??;
+        Ok(events)
+    }
+
+    /// Ends the gateway and has the whole log checked by the offline verifier.
+    async fn log_report(self) -> Result<Value> {
+        drop(self.engine);
+        ensure!(self.gateway.drain(Duration::from_secs(30)).await, "the gateway did not drain");
+        let log = self.data_dir.path().join("log");
+        let output = run(Command::new(binary("bulkhead-verify")?).arg("log").arg(&log).arg("--json"))?;
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+}
+
+fn ask(stream: bool) -> Value {
+    chat(MODEL, "Say hello.", 12, stream)
+}
+
+/// Runs blocking client code beside the gateway's tasks.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await?
+}
+
+/// One planted fault, a whole answer and a streamed one: nothing leaves, the incident is in the log, the victim goes on.
+async fn nothing_leaves(fault: Fault) -> Result<()> {
+    let world = Arc::new(start().await?);
+    let w = world.clone();
+    let victim = blocking(move || w.victim()).await?;
+    world.engine.plant(vec![fault]);
+    let w = world.clone();
+    blocking(move || {
+        for stream in [false, true] {
+            let response = w.acme.post("/v1/chat/completions", &ask(stream))?;
+            let text = response.text()?;
+            ensure!(response.status == 500, "status {} with {text}", response.status);
+            let error: Value = serde_json::from_str(&text)?;
+            ensure!(error["error"]["code"] == "isolation_fault", "{text}");
+            ensure!(!text.contains("choices") && !text.contains("data:"), "something left: {text}");
+        }
+        Ok(())
+    })
+    .await?;
+    world.engine.plant(Vec::new());
+    let w = world.clone();
+    let stream_end = blocking(move || {
+        // Without the fault the very same request is answered.
+        let (text, _) = w.acme.ask(&ask(false))?;
+        ensure!(!text.is_empty(), "no answer without the fault");
+        // The victim's own stream ends as if nothing had happened.
+        Ok(victim.collect::<Result<Vec<_>>>()?.pop().context("the victim's stream broke")?.data)
+    })
+    .await?;
+    ensure!(stream_end == "[DONE]", "the victim's stream ended with {stream_end}");
+    let report = Arc::into_inner(world).context("the world is still in use")?.log_report().await?;
+    ensure!(report["entries"]["incident"] == 2, "two incidents were expected: {report}");
+    ensure!(report["responses"]["isolation"] == 2, "two refused responses were expected: {report}");
+    ensure!(report["unsealed"] == 0, "{report}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_foreign_page_stops_the_response_before_its_first_byte() -> Result<()> {
+    nothing_leaves(Fault::ForeignCapability { reader: acme()? }).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_corrupted_block_table_is_stopped_by_the_kernel() -> Result<()> {
+    nothing_leaves(Fault::ForeignPageIndex { reader: acme()? }).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fault_in_the_middle_of_a_stream_cuts_it_there() -> Result<()> {
+    let world = Arc::new(start().await?);
+    let w = world.clone();
+    let (victim, mut events) = blocking(move || {
+        let victim = w.victim()?;
+        let body = chat(MODEL, "Count from one to a hundred in words.", 400, true);
+        let (_, mut events) = w.acme.stream("/v1/chat/completions", &body)?;
+        events.next().context("no first event")??;
+        Ok((victim, events))
+    })
+    .await?;
+    world.engine.plant(vec![Fault::ForeignCapability { reader: acme()? }]);
+    let rest = blocking(move || Ok(events.by_ref().filter_map(Result::ok).collect::<Vec<_>>())).await?;
+    drop(victim);
+    ensure!(rest.iter().all(|event| event.data != "[DONE]"), "a cut stream must not look complete");
+    let last = rest.last().context("the stream ended without a word")?;
+    let error: Value = serde_json::from_str(&last.data)?;
+    ensure!(error["error"]["code"] == "isolation_fault", "the stream ended with {}", last.data);
+    let report = Arc::into_inner(world).context("the world is still in use")?.log_report().await?;
+    ensure!(report["entries"]["incident"] == 1, "{report}");
+    ensure!(report["pages"]["foreign"] == 1, "the foreign read is counted in its response: {report}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_traffic_without_a_fault_leaves_no_incident() -> Result<()> {
+    let world = Arc::new(start().await?);
+    let w = world.clone();
+    blocking(move || {
+        let victim = w.victim()?;
+        let mut answers = Vec::new();
+        for _ in 0..3 {
+            answers.push(w.acme.ask(&ask(false))?.0);
+        }
+        ensure!(answers.iter().all(|answer| *answer == answers[0]), "greedy answers differ: company changes them");
+        victim.collect::<Result<Vec<_>>>()?;
+        let unknown = Client::new(w.gateway.address(), Some("bk_wrong")).post("/v1/chat/completions", &json!({}))?;
+        ensure!(unknown.status == 401, "status {}", unknown.status);
+        Ok(())
+    })
+    .await?;
+    let report = Arc::into_inner(world).context("the world is still in use")?.log_report().await?;
+    ensure!(report["entries"]["incident"].as_u64().unwrap_or(0) == 0, "{report}");
+    ensure!(report["pages"]["foreign"] == 0 && report["pages"]["own"].as_u64() > Some(0), "{report}");
+    Ok(())
+}

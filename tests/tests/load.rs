@@ -1,0 +1,94 @@
+//! Many at once, nobody at all, and what it costs in memory.
+
+use anyhow::{Context, Result, ensure};
+use e2e::{Demo, Event, chat, model_path};
+use std::time::Duration;
+
+fn proc_file(pid: u32, name: &str) -> Result<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/{name}")).context("no /proc")
+}
+
+/// Resident memory in bytes.
+fn resident(pid: u32) -> Result<u64> {
+    let status = proc_file(pid, "status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
+}
+
+/// CPU ticks of the process, and how often its threads went to sleep and came back.
+fn activity(pid: u32) -> Result<(u64, u64)> {
+    let stat = proc_file(pid, "stat")?;
+    let fields: Vec<&str> = stat.rsplit(')').next().context("no stat")?.split_whitespace().collect();
+    let ticks = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
+    let mut switches = 0;
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let status = std::fs::read_to_string(task?.path().join("status"))?;
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        switches += count.context("no switches")?.trim().parse::<u64>()?;
+    }
+    Ok((ticks, switches))
+}
+
+fn text(events: &[Event]) -> Result<String> {
+    let mut text = String::new();
+    for event in events.iter().filter(|event| event.name.is_empty() && event.data != "[DONE]") {
+        let chunk: serde_json::Value = serde_json::from_str(&event.data)?;
+        text += chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default();
+    }
+    Ok(text)
+}
+
+#[test]
+fn sixty_four_streams_end_well_and_say_what_they_say_alone() -> Result<()> {
+    let demo = Demo::start()?;
+    let prompts: Vec<String> = (0..4).map(|i| format!("Write one sentence about the number {i}.")).collect();
+    let stream = |place: usize, prompt: &str| -> Result<String> {
+        let (_, events) = demo.client(place)?.stream("/v1/chat/completions", &chat(&demo.model, prompt, 16, true))?;
+        let events = events.collect::<Result<Vec<_>>>()?;
+        ensure!(events.last().is_some_and(|event| event.data == "[DONE]"), "a stream was cut");
+        text(&events)
+    };
+    let alone: Vec<String> = prompts.iter().map(|prompt| stream(0, prompt)).collect::<Result<_>>()?;
+    ensure!(alone.iter().all(|text| !text.is_empty()));
+    std::thread::scope(|scope| -> Result<()> {
+        let streams: Vec<_> = (0..64).map(|i| scope.spawn(move || (i, stream(i % 2, &prompts_of(i))))).collect();
+        for joined in streams {
+            let (i, said) = joined.join().map_err(|_| anyhow::anyhow!("a client panicked"))?;
+            ensure!(said? == alone[i % 4], "stream {i} says something else in company");
+        }
+        Ok(())
+    })?;
+    ensure!(!demo.stop()?.contains("panicked"));
+    Ok(())
+}
+
+fn prompts_of(i: usize) -> String {
+    format!("Write one sentence about the number {}.", i % 4)
+}
+
+#[test]
+fn memory_stays_near_the_file_s_size() -> Result<()> {
+    let demo = Demo::start()?;
+    demo.client(0)?.ask(&chat(&demo.model, "Say hello.", 32, false))?;
+    let (resident, file) = (resident(demo.pid())?, std::fs::metadata(model_path()?)?.len());
+    println!("resident {} MB, file {} MB", resident >> 20, file >> 20);
+    ensure!(resident <= file + (150 << 20), "{} MB resident for a file of {} MB", resident >> 20, file >> 20);
+    Ok(())
+}
+
+#[test]
+fn an_idle_gateway_uses_no_cpu() -> Result<()> {
+    let demo = Demo::start()?;
+    demo.client(0)?.ask(&chat(&demo.model, "Say hello.", 8, false))?;
+    // What the answer left to do, such as publishing its checkpoint, is over within the log's period of one second.
+    std::thread::sleep(Duration::from_secs(3));
+    let (ticks, switches) = activity(demo.pid())?;
+    std::thread::sleep(Duration::from_secs(5));
+    let (ticks_later, switches_later) = activity(demo.pid())?;
+    let (ticks, switches) = (ticks_later - ticks, switches_later - switches);
+    println!("in five idle seconds: {ticks} ticks of 10 ms, {switches} wake-ups");
+    // A heartbeat of the log may fall into the window: a handful of wake-ups and at most one tick.
+    ensure!(ticks <= 2, "{ticks} ticks of CPU in five idle seconds");
+    ensure!(switches <= 100, "{switches} wake-ups in five idle seconds");
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! A stranger's view: an answer, its receipt, the offline verifier, and everything that must be refused.
+
+use anyhow::{Context, Result, ensure};
+use e2e::{Client, Demo, binary, chat, run};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn verify(arguments: &[&str], folder: &Path) -> Result<Output> {
+    Ok(Command::new(binary("bulkhead-verify")?).args(arguments).current_dir(folder).output()?)
+}
+
+#[test]
+fn an_answer_can_be_proved_to_a_stranger_and_a_changed_one_cannot() -> Result<()> {
+    let demo = Demo::start()?;
+    let (acme, globex) = (demo.client(0)?, demo.client(1)?);
+    let folder = tempfile::tempdir()?;
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes);
+
+    let request = chat(&demo.model, "Name three colours.", 20, false).to_string();
+    let response = acme.post_bytes("/v1/chat/completions", request.as_bytes())?;
+    let id = response.header("x-isolation-id").context("no isolation id")?.to_string();
+    ensure!(response.header("x-isolation-mode") == Some("enforce"));
+    let link = response.header("link").context("no link to the receipt")?;
+    ensure!(link.contains(&format!("/v1/isolation/receipts/{id}")) && link.contains("isolation-receipt"), "{link}");
+    let receipt = acme.receipt(&id)?;
+    ensure!(receipt.len() <= 8 << 10, "the receipt of a small answer has {} bytes", receipt.len());
+
+    ensure!(globex.get(&format!("/v1/isolation/receipts/{id}"))?.status == 404, "globex may not know that it exists");
+    ensure!(Client::new(demo.address, None).get(&format!("/v1/isolation/receipts/{id}"))?.status == 401);
+
+    write("receipt", receipt.as_bytes())?;
+    write("request.json", request.as_bytes())?;
+    write("response.json", &response.body)?;
+    write("log.vkey", &acme.get("/v1/isolation/key")?.body)?;
+    let all = ["receipt", "receipt", "--request", "request.json", "--response", "response.json"];
+    let sound = verify(&all, folder.path())?;
+    ensure!(sound.status.success(), "{}", String::from_utf8_lossy(&sound.stdout));
+
+    // One changed byte of the answer, the request or the receipt.
+    let answer = String::from_utf8(response.body)?;
+    let content = answer.find("\"content\":\"").context("no content")? + 12;
+    for (file, original, position) in [
+        ("response.json", answer.as_bytes(), content),
+        ("request.json", request.as_bytes(), request.find("three").context("no prompt")?),
+        ("receipt", receipt.as_bytes(), receipt.len() / 2),
+        ("receipt", receipt.as_bytes(), receipt.len() - 10),
+    ] {
+        let mut changed = original.to_vec();
+        changed[position] = if changed[position] == b'A' { b'B' } else { b'A' };
+        write(file, &changed)?;
+        let refused = verify(&all, folder.path())?;
+        let code = refused.status.code();
+        ensure!(code == Some(1), "{file} changed at {position}: {}", String::from_utf8_lossy(&refused.stdout));
+        write(file, original)?;
+    }
+    ensure!(verify(&all, folder.path())?.status.success(), "the originals must be back in place");
+    Ok(())
+}
+
+#[test]
+fn a_streamed_answer_is_proved_as_curl_prints_it() -> Result<()> {
+    let demo = Demo::start()?;
+    let folder = tempfile::tempdir()?;
+    let request = chat(&demo.model, "Name three animals.", 20, true).to_string();
+    let url = format!("http://{}", demo.address);
+    let bearer = format!("authorization: Bearer {}", demo.tenants[0].key);
+    let curl =
+        |arguments: &[&str]| run(Command::new("curl").args(["-sS", "--max-time", "60", "-H", &bearer]).args(arguments));
+    let answer = curl(&["-D", "-", "-d", &request, &format!("{url}/v1/chat/completions")])?;
+    let answer = String::from_utf8(answer.stdout)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no head")?;
+    let id =
+        head.lines().find_map(|line| line.strip_prefix("x-isolation-id: ").or(line.strip_prefix("X-Isolation-Id: ")));
+    let id = id.context("no isolation id")?.trim();
+    std::fs::write(folder.path().join("request.json"), &request)?;
+    std::fs::write(folder.path().join("response.sse"), body)?;
+    std::fs::write(folder.path().join("receipt"), demo.client(0)?.receipt(id)?)?;
+    std::fs::copy(demo.log_dir.join("log.vkey"), folder.path().join("log.vkey"))?;
+    let all = ["receipt", "receipt", "--request", "request.json", "--response", "response.sse", "--json"];
+    let sound = verify(&all, folder.path())?;
+    ensure!(sound.status.success(), "{}", String::from_utf8_lossy(&sound.stdout));
+    let cut = body.replacen("data: {", "data:  {", 1);
+    ensure!(cut != body);
+    let cut: Vec<&str> = body.split("\n\n").collect();
+    std::fs::write(folder.path().join("response.sse"), [&cut[..1], &cut[2..]].concat().join("\n\n"))?;
+    ensure!(verify(&all, folder.path())?.status.code() == Some(1), "a missing event must be noticed");
+    Ok(())
+}
+
+#[test]
+fn the_log_survives_a_killed_gateway_and_names_what_was_cut() -> Result<()> {
+    let data = tempfile::tempdir()?;
+    let demo = Demo::start_in(data.path(), &[])?;
+    let log = demo.log_dir.clone();
+    let acme = demo.client(0)?;
+    let (_, id) = acme.ask(&chat(&demo.model, "Name a river.", 8, false))?;
+    let receipt = acme.receipt(&id)?;
+    let (_, mut events) = acme.stream("/v1/chat/completions", &chat(&demo.model, "Tell a story.", 400, true))?;
+    events.next().context("no event")??;
+    run(Command::new("kill").args(["-KILL", &demo.pid().to_string()]))?;
+    drop(events);
+    drop(demo);
+
+    let again = Demo::start_in(data.path(), &[])?;
+    ensure!(again.log_dir == log, "the second start has another log");
+    again.client(0)?.ask(&chat(&again.model, "Name a lake.", 8, false))?;
+    again.stop()?;
+    let output = run(Command::new(binary("bulkhead-verify")?).arg("log").arg(&log).arg("--json"))?;
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(report["responses"]["crash"] == 1, "the cut stream must be sealed as such: {report}");
+    ensure!(report["unsealed"] == 0, "{report}");
+    // A receipt from before the crash is still good for whoever kept it.
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("receipt"), receipt)?;
+    std::fs::copy(log.join("log.vkey"), folder.path().join("log.vkey"))?;
+    ensure!(verify(&["receipt", "receipt"], folder.path())?.status.success());
+    Ok(())
+}
