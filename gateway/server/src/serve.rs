@@ -47,8 +47,8 @@ pub(crate) async fn serve(http: &mut Exchange, api: Api, on: &Arc<Services>) -> 
             Err(error) => return Err(error),
         };
         let tokens = step.tokens;
-        let Ok(released) = entry.check(step) else {
-            //                        every page read flows to this principal
+        let checked = entry.check(step); //                                   every page read flows to this principal
+        let Ok(released) = checked else {
             return Err(isolate(on, entry, steps, &permit).await);
         };
         let finish = released.finish();
