@@ -165,7 +165,7 @@ pub(super) fn no_words_of_a_machine(workspace: &Workspace) -> Vec<Finding> {
     for file in workspace.files.iter().filter(|file| !file.path.ends_with(".lock")) {
         for (index, line) in file.text.lines().enumerate() {
             for word in MACHINE_WORDS {
-                // `target/work/` is a path of ours: the word must start one.
+                // In the middle of a path it is a folder of ours: the word must start one.
                 let starts_path = |at: usize| {
                     !word.starts_with('/')
                         || !line[..at].ends_with(|c: char| c.is_alphanumeric() || "_-.~}$".contains(c))
