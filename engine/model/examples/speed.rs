@@ -1,6 +1,7 @@
 //! Prefill and decode speed of a model file, as one line of JSON.
 //!
-//! `speed MODEL [--threads N] [--prompt N] [--generate N] [--sequences N] [--chunk N] [--repeats N]`
+//! `speed MODEL [--threads N] [--prompt N] [--generate N] [--sequences N] [--chunk N] [--repeats N]
+//! [--family scalar|avx2|avx512-vnni]`
 //!
 //! Wall-clock figures: run it on a quiet machine. Tokens are arbitrary; the same work is done for any.
 
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use engine_model::{Forward, KvShape, KvStore, Model, PAGE_TOKENS, PageRef, Span};
+use engine_model::{Forward, KernelFamily, KvShape, KvStore, Model, PAGE_TOKENS, PageRef, Span};
 
 struct Options {
     model: PathBuf,
@@ -18,6 +19,7 @@ struct Options {
     sequences: usize,
     chunk: usize,
     repeats: usize,
+    family: KernelFamily,
 }
 
 fn options() -> Option<Options> {
@@ -30,9 +32,15 @@ fn options() -> Option<Options> {
         sequences: 1,
         chunk: 256,
         repeats: 3,
+        family: KernelFamily::detect(),
     };
     while let Some(name) = arguments.next() {
-        let value: usize = arguments.next()?.parse().ok().filter(|value| *value > 0)?;
+        let text = arguments.next()?;
+        if name == "--family" {
+            options.family = KernelFamily::ALL.into_iter().find(|family| family.name() == text)?;
+            continue;
+        }
+        let value: usize = text.parse().ok().filter(|value| *value > 0)?;
         match name.as_str() {
             "--threads" => options.threads = value,
             "--prompt" => options.prompt = value,
@@ -50,11 +58,11 @@ fn options() -> Option<Options> {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let Some(options) = options() else {
         return Err(
-            "usage: speed MODEL [--threads N] [--prompt N] [--generate N] [--sequences N] [--chunk N] [--repeats N]"
+            "usage: speed MODEL [--threads N] [--prompt N] [--generate N] [--sequences N] [--chunk N] [--repeats N] [--family NAME]"
                 .into(),
         );
     };
-    let Options { threads, prompt, generate, sequences, chunk, repeats, .. } = options;
+    let Options { threads, prompt, generate, sequences, chunk, repeats, family, .. } = options;
     let start = Instant::now();
     let model = Arc::new(Model::load(&options.model, threads)?);
     let load_ms = start.elapsed().as_secs_f64() * 1e3;
@@ -76,7 +84,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         tables.push(table);
     }
     let tokens: Vec<u32> = (0..prompt as u32).map(|index| (index * 7_919 + 13) % vocab).collect();
-    let mut forward = Forward::new(Arc::clone(&model), threads, chunk.max(sequences));
+    let forward = Forward::with_family(Arc::clone(&model), threads, chunk.max(sequences), family);
+    let mut forward = forward.ok_or("this machine lacks the family")?;
 
     let (mut prefill, mut decode) = (Vec::new(), Vec::new());
     for _ in 0..=repeats {
@@ -119,7 +128,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "{{\"kernels\":\"{}\",\"threads\":{threads},\"load_ms\":{load_ms:.0},\"prompt\":{prompt},\"generate\":{generate},\
          \"sequences\":{sequences},\"chunk\":{chunk},\"repeats\":{repeats},\
          \"prefill_tokens_per_second\":{prefill},\"decode_tokens_per_second\":{decode},\"peak_memory_kib\":{}}}",
-        model.kernels(),
+        family.name(),
         peak_memory_kib()
     );
     Ok(())

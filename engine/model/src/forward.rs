@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use engine_kernels::{
-    Activations, AttentionPlan, HeadShape, KvStore, PAGE_TOKENS, PageFault, PageFaults, Rope, Span, Team, attention,
-    product, product_add, product_swiglu, quantise, rms_norm, rotate_and_append,
+    Activations, AttentionPlan, HeadShape, KernelFamily, KvStore, PAGE_TOKENS, PageFault, PageFaults, Rope, Span, Team,
+    attention, product, product_add, product_swiglu, quantise, rms_norm, rotate_and_append,
 };
 
 use crate::config::ModelConfig;
@@ -81,6 +81,15 @@ impl Forward {
     pub fn new(model: Arc<Model>, threads: usize, tokens_max: usize) -> Self {
         let pass = Pass::new(model.config(), model.weights(), Team::new(threads), tokens_max);
         Self { model, pass }
+    }
+
+    /// As [`Forward::new`], with a family of instructions that is not the machine's best: for tests and comparisons.
+    /// `None` when this machine lacks it.
+    #[must_use]
+    pub fn with_family(model: Arc<Model>, threads: usize, tokens_max: usize, family: KernelFamily) -> Option<Self> {
+        let team = Team::with_family(threads, family)?;
+        let pass = Pass::new(model.config(), model.weights(), team, tokens_max);
+        Some(Self { model, pass })
     }
 
     /// Computes the tokens of all spans: appends their K and V to their pages, and computes the logits asked for.

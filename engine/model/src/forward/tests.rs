@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use engine_kernels::{KernelFamily, KvShape, MatrixKind, PageRef};
+use engine_kernels::{KvShape, MatrixKind, PageRef};
 use proptest::prelude::*;
 
 use super::*;
