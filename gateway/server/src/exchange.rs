@@ -202,6 +202,11 @@ impl Exchange {
         self.record = Some(request);
     }
 
+    /// The request's name in the audit log, once it has an entry.
+    pub(crate) fn record(&self) -> Option<RequestId> {
+        self.record
+    }
+
     /// Nothing of a response has left yet.
     pub(crate) fn is_unanswered(&self) -> bool {
         self.sent == Sent::Nothing

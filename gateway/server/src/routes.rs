@@ -88,7 +88,14 @@ impl Site for Services {
             Ok(()) => http.status().unwrap_or(200),
             Err(error) => refuse(http, &error).await,
         };
-        self.metrics.request(name, status, http.accepted().elapsed());
+        let took = http.accepted().elapsed();
+        self.metrics.request(name, status, took);
+        let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        match http.record() {
+            Some(request) => tracing::info!(route = name, status, %request, took_ms, "answered"),
+            // Probes and refusals come as often as their senders like.
+            None => tracing::debug!(route = name, status, took_ms, "answered"),
+        }
     }
 }
 
