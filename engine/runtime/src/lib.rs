@@ -1,6 +1,6 @@
 //! The engine as the gateway sees it: tokenize, submit, read steps.
 //!
-//! One thread owns the KV store and runs the step loop ([`step`]); requests reach it through a bounded inbox, steps
+//! One thread owns the KV store and runs the step loop (`step.rs`); requests reach it through a bounded inbox, steps
 //! come back through one bounded channel each. Dropping [`Steps`] cancels: a running prefill stops within one layer.
 //! What this crate refuses to do: to decide whether a step's text may be sent. It reports what was read.
 #![forbid(unsafe_code)]
