@@ -28,6 +28,8 @@ const BATCHES: [usize; 3] = [1, 4, 16];
 const DECODE_PROMPT: usize = 32;
 /// Tokens that each sequence decodes in one repetition.
 const DECODE_TOKENS: usize = 64;
+/// A load average above this says that others had a share of the machine.
+const QUIET_LOAD_MAX: f64 = 0.5;
 /// Text whose tokens make the prompts.
 const TEXT: &str = "The lighthouse keeper wrote down every ship that passed, its course, its cargo and the hour, because \
     a ledger that nobody checks is only a story, and the island had stories enough. When the fog came she rang the bell \
@@ -308,6 +310,12 @@ impl fmt::Display for Report {
         let (before, after) = (load(self.load_average_before), load(self.load_average_after));
         writeln!(f, "{} on {}, {} threads, {} kernels", self.model.name, self.machine.cpu, self.threads, self.kernels)?;
         writeln!(f, "load average {before} before, {after} after; median of {} (min to max)", self.repetitions)?;
+        if self.load_average_before.is_some_and(|load| load > QUIET_LOAD_MAX) {
+            writeln!(
+                f,
+                "OTHER PROGRAMS WERE RUNNING: figures are too low, and a peer's may suffer more than ours or less"
+            )?;
+        }
         writeln!(f, "load model            {:>9.2} s", self.load_seconds)?;
         for Prefill { prompt_tokens, tokens_per_second, ttft_ms } in &self.prefill {
             writeln!(f, "prefill {prompt_tokens:>4} tokens   {tokens_per_second} tokens/s")?;
