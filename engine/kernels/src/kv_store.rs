@@ -3,8 +3,8 @@
 //! Page-major: a page's slabs of all layers lie together, so that freeing it is one stretch to zero. A slab is
 //!
 //! * a header with the in-band tag: it travels with the bytes, so whoever writes a slab brings the tag along;
-//! * K as `[kv_heads][head_dim][16]` f16: the 16 tokens of a page are the lanes of a vector;
-//! * V as `[kv_heads][16][head_dim]` f16.
+//! * for each kv head K as `[head_dim][16]` f16 (the 16 tokens of a page are the lanes of a vector), then V as
+//!   `[16][head_dim]` f16: side by side, because they are read together and memory likes long stretches.
 //!
 //! Who may hold which page is decided elsewhere; here it is only compared, at the moment of the read and the write.
 
@@ -94,8 +94,19 @@ pub enum KvStoreError {
 struct SlabLayout {
     /// K, or V, of one head.
     head_bytes: usize,
-    values: usize,
     slab_bytes: usize,
+}
+
+impl SlabLayout {
+    #[inline(always)]
+    fn keys(self, kv_head: usize) -> usize {
+        HEADER_BYTES + 2 * kv_head * self.head_bytes
+    }
+
+    #[inline(always)]
+    fn values(self, kv_head: usize) -> usize {
+        self.keys(kv_head) + self.head_bytes
+    }
 }
 
 /// K and V of all sequences, in pages.
@@ -127,7 +138,7 @@ impl KvStore {
             let kv_bytes = head_bytes.checked_mul(kv_heads)?;
             let slab_bytes = kv_bytes.checked_mul(2)?.checked_add(HEADER_BYTES)?;
             let page_bytes = slab_bytes.checked_mul(layers)?.checked_next_multiple_of(PAGE_ALIGNMENT)?;
-            Some((SlabLayout { head_bytes, values: HEADER_BYTES + kv_bytes, slab_bytes }, page_bytes))
+            Some((SlabLayout { head_bytes, slab_bytes }, page_bytes))
         };
         let (layout, page_bytes) = sizes().ok_or(impossible)?;
         let memory = page_bytes
@@ -235,13 +246,13 @@ impl<'a> Slab<'a> {
     /// `[head_dim][16]` f16.
     #[inline(always)]
     pub(crate) fn keys(self, kv_head: usize) -> &'a [u8] {
-        &self.bytes[HEADER_BYTES + kv_head * self.layout.head_bytes..][..self.layout.head_bytes]
+        &self.bytes[self.layout.keys(kv_head)..][..self.layout.head_bytes]
     }
 
     /// `[16][head_dim]` f16.
     #[inline(always)]
     pub(crate) fn values(self, kv_head: usize) -> &'a [u8] {
-        &self.bytes[self.layout.values + kv_head * self.layout.head_bytes..][..self.layout.head_bytes]
+        &self.bytes[self.layout.values(kv_head)..][..self.layout.head_bytes]
     }
 }
 
@@ -291,7 +302,7 @@ impl SlabMut<'_> {
     /// Stores K of one token and head: dimensions `16 * index` to `16 * index + 15`, as f16.
     #[inline(always)]
     pub(crate) fn set_keys(&mut self, kv_head: usize, slot: usize, index: usize, halves: &Halves) {
-        let start = HEADER_BYTES + kv_head * self.layout.head_bytes + index * LANES * PAGE_TOKENS * F16_BYTES;
+        let start = self.layout.keys(kv_head) + index * LANES * PAGE_TOKENS * F16_BYTES;
         let dims = &mut self.bytes[start..][..LANES * PAGE_TOKENS * F16_BYTES];
         let dims = dims.as_chunks_mut::<{ PAGE_TOKENS * F16_BYTES }>().0;
         for (tokens, half) in std::iter::zip(dims, halves.as_chunks::<F16_BYTES>().0) {
@@ -303,7 +314,7 @@ impl SlabMut<'_> {
     #[inline(always)]
     pub(crate) fn set_values(&mut self, kv_head: usize, slot: usize, index: usize, halves: &Halves) {
         let row_bytes = self.layout.head_bytes / PAGE_TOKENS;
-        let start = self.layout.values + kv_head * self.layout.head_bytes + slot * row_bytes;
+        let start = self.layout.values(kv_head) + slot * row_bytes;
         self.bytes[start..][..row_bytes].as_chunks_mut::<{ LANES * F16_BYTES }>().0[index] = *halves;
     }
 }
