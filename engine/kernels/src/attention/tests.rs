@@ -1,0 +1,194 @@
+//! Attention against its definition, and what the label checks do.
+
+use super::*;
+use crate::kv_store::{KvShape, PageRef};
+use crate::rope::{Rope, rotate_and_append};
+use crate::{KernelFamily, PageFault};
+
+const SHAPE: HeadShape = HeadShape { heads: 6, kv_heads: 2, head_dim: 80 };
+const ROPE_BASE: f32 = 1e4;
+const ROPE_DIMS: usize = 64;
+
+fn values(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 7) % 2_001) as f32 / 500.0 - 2.0).collect()
+}
+
+fn pages(count: usize, first: u32, tag: u32) -> Vec<PageRef> {
+    // Backwards, so that the order in the store is not the order in the sequence.
+    (0..count as u32).map(|index| PageRef { page: first + count as u32 - 1 - index, tag }).collect()
+}
+
+fn store(count: usize, tables: &[&[PageRef]]) -> KvStore {
+    let shape = KvShape { layers: 2, kv_heads: SHAPE.kv_heads, head_dim: SHAPE.head_dim, pages: count };
+    let mut store = KvStore::new(shape).unwrap();
+    tables.iter().flat_map(|table| table.iter()).for_each(|page| store.assign(*page).unwrap());
+    store
+}
+
+/// One layer over a run: rotation, append, attention.
+fn run(team: &mut Team, store: &mut KvStore, spans: &[Span<'_>], qkv: &[f32], faults: &mut PageFaults) -> Vec<f32> {
+    let mut qkv = qkv.to_vec();
+    let tokens: usize = spans.iter().map(|span| span.tokens.len()).sum();
+    let mut rope = Rope::new(ROPE_BASE, ROPE_DIMS, &[]);
+    let mut plan = AttentionPlan::default();
+    let mut out = vec![f32::NAN; tokens * SHAPE.query_width()];
+    rope.prepare(spans);
+    plan.prepare(spans, SHAPE, team.threads());
+    faults.reset(spans.len());
+    rotate_and_append(team, store, 1, SHAPE, &rope, spans, &mut qkv, faults);
+    attention(team, store, 1, SHAPE, &mut plan, spans, &qkv, faults, &mut out);
+    out
+}
+
+/// The definition, in f64.
+fn definition(qkv: &[f32], tokens: usize) -> Vec<f64> {
+    let head_dim = SHAPE.head_dim;
+    let rotated = |token: usize, start: usize| -> Vec<f64> {
+        let x = &qkv[token * SHAPE.qkv_width() + start..][..head_dim];
+        let mut out: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+        for pair in 0..ROPE_DIMS / 2 {
+            let angle = token as f64 * f64::from(ROPE_BASE).powf(-2.0 * pair as f64 / ROPE_DIMS as f64);
+            let (a, b) = (out[2 * pair], out[2 * pair + 1]);
+            out[2 * pair] = a * angle.cos() - b * angle.sin();
+            out[2 * pair + 1] = a * angle.sin() + b * angle.cos();
+        }
+        out
+    };
+    let mut out = Vec::new();
+    for token in 0..tokens {
+        for head in 0..SHAPE.heads {
+            let kv_head = head / (SHAPE.heads / SHAPE.kv_heads);
+            let query = rotated(token, head * head_dim);
+            let scores: Vec<f64> = (0..=token)
+                .map(|other| {
+                    let key = rotated(other, SHAPE.query_width() + kv_head * head_dim);
+                    std::iter::zip(&query, &key).map(|(q, k)| q * k).sum::<f64>() / (head_dim as f64).sqrt()
+                })
+                .collect();
+            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = scores.iter().map(|score| (score - largest).exp()).sum();
+            for dim in 0..head_dim {
+                let at = SHAPE.query_width() + SHAPE.kv_width() + kv_head * head_dim + dim;
+                let value = |other: usize| f64::from(qkv[other * SHAPE.qkv_width() + at]);
+                let weighted: f64 =
+                    scores.iter().enumerate().map(|(other, score)| (score - largest).exp() * value(other)).sum();
+                out.push(weighted / sum);
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn attention_is_near_the_definition() {
+    // Three segments; K and V are stored as f16, hence the tolerance.
+    let tokens = 530;
+    let qkv = values(tokens * SHAPE.qkv_width(), 1);
+    let table = pages(tokens.div_ceil(PAGE_TOKENS), 3, 5);
+    let span = Span { tokens: &vec![0; tokens], position: 0, pages: &table, logits: false };
+    let mut store = store(40, &[&table]);
+    let out = run(&mut Team::new(2), &mut store, &[span], &qkv, &mut PageFaults::default());
+    for (index, (value, wanted)) in std::iter::zip(&out, definition(&qkv, tokens)).enumerate() {
+        assert!((f64::from(*value) - wanted).abs() < 4e-3, "value {index}: {value} for {wanted}");
+    }
+}
+
+#[test]
+fn the_bits_do_not_depend_on_division_threads_pages_or_family() {
+    let tokens = 300;
+    let width = SHAPE.qkv_width();
+    let qkv = values(tokens * width, 2);
+    let ids = vec![0; tokens];
+    // One token at a time, one thread, plain Rust.
+    let table = pages(19, 0, 1);
+    let mut team = Team::with_family(1, KernelFamily::Scalar).unwrap();
+    let mut serial_store = store(19, &[&table]);
+    let mut reference = Vec::new();
+    for position in 0..tokens {
+        let span = Span { tokens: &ids[..1], position, pages: &table, logits: false };
+        let qkv = &qkv[position * width..][..width];
+        reference.extend(run(&mut team, &mut serial_store, &[span], qkv, &mut PageFaults::default()));
+    }
+    for family in KernelFamily::ALL {
+        for (threads, chunk) in [(1, 300), (2, 300), (3, 37), (2, 1), (8, 7), (4, 256)] {
+            let Some(mut team) = Team::with_family(threads, family) else { continue };
+            let table = pages(19, 2, 4_000_000_000);
+            let mut store = store(30, &[&table]);
+            let mut out = Vec::new();
+            for first in (0..tokens).step_by(chunk) {
+                let tokens = &ids[first..(first + chunk).min(tokens)];
+                let span = Span { tokens, position: first, pages: &table, logits: false };
+                let qkv = &qkv[first * width..][..tokens.len() * width];
+                out.extend(run(&mut team, &mut store, &[span], qkv, &mut PageFaults::default()));
+            }
+            assert!(
+                out.iter().map(|x| x.to_bits()).eq(reference.iter().map(|x| x.to_bits())),
+                "{family} {threads} {chunk}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_foreign_page_hurts_its_own_span_only() {
+    let (mine, theirs) = (pages(3, 0, 11), pages(3, 3, 22));
+    let width = SHAPE.qkv_width();
+    let (prompts, next) = (values(80 * width, 3), values(2 * width, 4));
+    let ids = [0; 40];
+    for threads in [1, 2, 4] {
+        let mut team = Team::new(threads);
+        let mut faults = PageFaults::default();
+        let mut store = store(8, &[&mine, &theirs]);
+        let prompt = |pages| Span { tokens: &ids, position: 0, pages, logits: false };
+        run(&mut team, &mut store, &[prompt(&mine), prompt(&theirs)], &prompts, &mut faults);
+        fn step(pages: &[PageRef]) -> Span<'_> {
+            Span { tokens: &[0], position: 40, pages, logits: false }
+        }
+        let clean = run(&mut team, &mut store, &[step(&mine), step(&theirs)], &next, &mut faults);
+        assert_eq!((faults.of(0), faults.of(1)), (None, None));
+
+        for (index, planted, page) in [
+            (0, PageRef { tag: 11, ..theirs[0] }, 5), // theirs, in my table
+            (0, PageRef { tag: 12, ..mine[0] }, 2),   // an old tag of my page
+            (1, PageRef { page: 8, tag: 11 }, 8),     // outside
+            (1, PageRef { page: u32::MAX, tag: 11 }, u32::MAX),
+            (1, PageRef { page: 6, tag: 11 }, 6),  // free
+            (2, PageRef { tag: 0, ..mine[2] }, 0), // nobody's, at the append
+            (2, PageRef { tag: 22, ..mine[2] }, 0),
+        ] {
+            let mut table = mine.clone();
+            table[index] = planted;
+            let out = run(&mut team, &mut store, &[step(&table), step(&theirs)], &next, &mut faults);
+            assert_eq!(faults.of(0), Some(PageFault { layer: 1, page }), "{planted:?}");
+            assert_eq!(faults.of(1), None);
+            let half = SHAPE.query_width();
+            assert_eq!(out[half..], clean[half..], "the other span is as before");
+            assert!(out[..half].iter().all(|x| *x == 0.0), "nothing of the page is seen");
+        }
+        // Nothing was harmed.
+        let again = run(&mut team, &mut store, &[step(&mine), step(&theirs)], &next, &mut faults);
+        assert_eq!(again, clean);
+    }
+}
+
+#[test]
+fn a_page_that_was_freed_and_given_away_is_no_longer_read() {
+    let table = pages(2, 0, 11);
+    let width = SHAPE.qkv_width();
+    let ids = [0; 20];
+    let mut team = Team::new(2);
+    let mut faults = PageFaults::default();
+    let mut store = store(2, &[&table]);
+    let prompt = Span { tokens: &ids, position: 0, pages: &table, logits: false };
+    run(&mut team, &mut store, &[prompt], &values(20 * width, 5), &mut faults);
+    // Freed and reassigned behind the reader's back, then also written by the new holder.
+    store.scrub(table[0].page).unwrap();
+    let step = Span { tokens: &ids[..1], position: 20, pages: &table, logits: false };
+    run(&mut team, &mut store, &[step], &values(width, 6), &mut faults);
+    assert_eq!(faults.of(0), Some(PageFault { layer: 1, page: table[0].page }));
+    let other = [PageRef { tag: 99, ..table[0] }];
+    store.assign(other[0]).unwrap();
+    let new = Span { tokens: &ids[..3], position: 0, pages: &other, logits: false };
+    run(&mut team, &mut store, &[new, step], &values(4 * width, 7), &mut faults);
+    assert_eq!((faults.of(0), faults.of(1)), (None, Some(PageFault { layer: 1, page: table[0].page })));
+}
