@@ -230,6 +230,23 @@ async fn a_clock_that_goes_back_stops_the_log() {
     assert!(open(&disk, START_US + 100_000_000_000).is_ok());
 }
 
+/// The disk answers with another entry, whole and with right sums: only its hash tells that it is not the one written.
+#[tokio::test]
+async fn an_entry_that_is_not_read_back_as_written_is_never_signed() {
+    let disk = MemoryDisk::default();
+    let log = open(&disk, START_US).unwrap();
+    let acme = principal(1, "acme");
+    // The second and third entries of a tenant have the same length; the first has no predecessor.
+    let _first = log.open_request(&permit(&acme, 1), facts()).await.unwrap();
+    let _second = log.open_request(&permit(&acme, 2), facts()).await.unwrap();
+    published(&log);
+    let size = log.health().size;
+    disk.misdirect_next_read();
+    let refused = log.open_request(&permit(&acme, 3), facts()).await.unwrap_err();
+    assert!(matches!(refused, AppendError::Failed { .. }), "{refused}");
+    assert_eq!(log.health().size, size, "a head was signed over an entry that is not there");
+}
+
 #[tokio::test]
 async fn any_flipped_bit_of_what_was_committed_is_found_at_the_next_start() {
     let disk = history().await;

@@ -36,6 +36,8 @@ struct Disk {
     /// From this call on everything that needs space fails.
     full_from: Option<usize>,
     failed: Option<String>,
+    /// The next read inside a file gives the bytes that lie right before those asked for.
+    misdirected: bool,
 }
 
 /// Clones are the same disk.
@@ -57,6 +59,11 @@ impl MemoryDisk {
     pub(crate) fn fill_at(&self, call: usize) {
         let mut disk = self.disk();
         (disk.calls, disk.full_from, disk.failed) = (0, Some(call), None);
+    }
+
+    /// Lets the next read inside a file give what lies right before its place.
+    pub(crate) fn misdirect_next_read(&self) {
+        self.disk().misdirected = true;
     }
 
     /// Ends all faults; says which call had failed.
@@ -281,7 +288,8 @@ impl StoredFile for MemoryFile {
             || format!("read at {offset} {}", self.path),
             false,
             |disk, _| {
-                let offset = usize::try_from(offset).unwrap();
+                let asked = usize::try_from(offset).unwrap();
+                let offset = if std::mem::take(&mut disk.misdirected) { asked - length } else { asked };
                 let bytes = disk.inodes[self.inode].cached.get(offset..offset + length);
                 bytes.map(<[u8]>::to_vec).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
             },
