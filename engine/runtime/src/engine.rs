@@ -47,12 +47,9 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    pub(crate) fn add_prefilled(&self, tokens: usize) {
-        self.prefilled.fetch_add(tokens as u64, Ordering::Relaxed);
-    }
-
-    pub(crate) fn add_decoded(&self, tokens: usize) {
-        self.decoded.fetch_add(tokens as u64, Ordering::Relaxed);
+    pub(crate) fn computed(&self, prefill: bool, tokens: usize) {
+        let counter = if prefill { &self.prefilled } else { &self.decoded };
+        counter.fetch_add(tokens as u64, Ordering::Relaxed);
     }
 }
 

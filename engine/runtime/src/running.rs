@@ -63,8 +63,7 @@ impl Running {
     /// The logits after the last token: samples one, turns it into text, notices the end.
     pub(crate) fn deliver_token(&mut self, trace: PageTrace, logits: &[f32], tokenizer: &Tokenizer) -> Next {
         let Some(token) = self.sampler.sample(logits) else {
-            self.deliver_error(StepError::NotANumber);
-            return Next::Ended;
+            return self.deliver_error(StepError::NotANumber);
         };
         self.tokens.push(token);
         let ends = tokenizer.is_end(token);
@@ -83,9 +82,11 @@ impl Running {
         self.deliver_step(trace, 1, text, finish)
     }
 
-    pub(crate) fn deliver_error(&self, error: StepError) {
+    /// The request ends without its answer.
+    pub(crate) fn deliver_error(&self, error: StepError) -> Next {
         // INVARIANT: `has_room` was asked before the step, and only this thread sends; a closed channel is a cancel.
         let _closed = self.deliveries.try_send(self.delivery(Err(error)));
+        Next::Ended
     }
 
     fn deliver_step(&mut self, trace: PageTrace, tokens: u32, text: String, finish: Option<FinishReason>) -> Next {

@@ -10,7 +10,7 @@ use crate::fault::{Fault, Planted};
 use crate::inbox::Inbox;
 use crate::running::{Next, Running};
 use crate::steps::StepError;
-use engine_kernels::{KvStore, PageRef};
+use engine_kernels::{KvStore, PageFault, PageRef};
 use engine_kv::{BlockTable, Capability, PAGE_TOKENS, PagePool};
 use engine_model::{Forward, ForwardError, Model, Span};
 use policies_domain::{PageId, PageTrace};
@@ -36,7 +36,22 @@ pub(crate) struct Stepper {
     pub(crate) planted: Planted,
 }
 
-/// One row's part of a step: which pages it may read, and what the ledger says about them.
+/// The two stages of a request. They never share a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Prefill,
+    Decode,
+}
+
+/// What one request computes in one forward pass: its tokens from `first` to before `end`.
+struct Part {
+    /// Place in `running`.
+    index: usize,
+    first: usize,
+    end: usize,
+}
+
+/// Which pages a part may read, and what the ledger says about them.
 struct Row {
     pages: Vec<PageRef>,
     trace: PageTrace,
@@ -91,96 +106,81 @@ impl Stepper {
             .map(|offset| (self.prefill_turn + offset) % turns)
             .find(|index| !self.running[*index].decodes() && self.running[*index].has_room());
         let Some(index) = candidate else { return };
-        let started = Instant::now();
         let first = self.running[index].computed;
         let end = self.running[index].tokens.len().min(first + self.config.prefill_chunk_tokens);
         let Some(index) = self.make_room(index, end) else { return };
         self.prefill_turn = index + 1;
-        let Some(row) = self.resolve(index, end) else { return self.fail(index, StepError::Internal) };
-        let request = &self.running[index];
-        let last = end == request.tokens.len();
-        let span = Span { tokens: &request.tokens[first..end], position: first, pages: &row.pages, logits: last };
-        let (deliveries, inbox) = (&request.deliveries, &self.inbox);
-        let stop = || deliveries.is_closed() || inbox.is_stopped();
-        match self.forward.run(&mut self.store, &[span], &stop) {
-            Ok(()) => (),
-            // The client is gone: `gather` drops the request, and its pages with it.
-            Err(ForwardError::Stopped) => return,
-            Err(_) => return self.fail(index, StepError::Internal),
-        }
-        self.counters.add_prefilled(end - first);
-        if let Some(fault) = self.forward.fault(0) {
-            return self.page_fault(index, fault);
-        }
-        let request = &mut self.running[index];
-        request.timings.prefill_us += micros(started.elapsed());
-        request.computed = end;
-        if let Some(block_table) = &mut request.block_table {
-            block_table.advance(end - first);
-        }
-        let next = match self.forward.logits(0) {
-            Some(logits) if last => request.deliver_token(row.trace, logits, self.model.tokenizer()),
-            Some(_) | None if !last => request.deliver_read(row.trace),
-            _ => return self.fail(index, StepError::Internal),
-        };
-        if next == Next::Ended {
-            self.running.remove(index);
-        }
+        self.compute(Stage::Prefill, &[Part { index, first, end }]);
     }
 
     /// One token for every request that decodes.
     fn decode_once(&mut self) {
-        let started = Instant::now();
         let Some(group) = self.decode_group() else { return };
-        let rows: Vec<(usize, Option<Row>)> =
-            group.iter().map(|index| (*index, self.resolve(*index, self.running[*index].tokens.len()))).collect();
-        let spans: Vec<Span<'_>> = rows
-            .iter()
-            .filter_map(|(index, row)| {
-                let (request, row) = (&self.running[*index], row.as_ref()?);
-                let tokens = &request.tokens[request.computed..];
-                Some(Span { tokens, position: request.computed, pages: &row.pages, logits: true })
-            })
-            .collect();
-        let (running, inbox) = (&self.running, &self.inbox);
-        let stop = || inbox.is_stopped() || group.iter().all(|index| running[*index].cancelled());
-        let outcome = self.forward.run(&mut self.store, &spans, &stop);
-        drop(spans);
-        if matches!(outcome, Err(ForwardError::Stopped)) {
-            return;
-        }
-        let micros = micros(started.elapsed());
-        let mut span = 0;
-        let mut ended = Vec::new();
-        for (index, row) in rows {
-            let Some(row) = row.filter(|_| outcome.is_ok()) else {
-                self.running[index].deliver_error(StepError::Internal);
-                ended.push(index);
-                continue;
-            };
-            let next = if let Some(fault) = self.forward.fault(span) {
-                self.quarantine(index, fault);
-                Next::Ended
-            } else {
-                let request = &mut self.running[index];
-                request.timings.decode_us += micros;
-                request.computed += 1;
-                if let Some(block_table) = &mut request.block_table {
-                    block_table.advance(1);
-                }
-                match self.forward.logits(span) {
-                    Some(logits) => request.deliver_token(row.trace, logits, self.model.tokenizer()),
-                    None => Next::Ended,
-                }
-            };
-            span += 1;
-            if next == Next::Ended {
-                ended.push(index);
+        let part = |index: usize| {
+            let request = &self.running[index];
+            Part { index, first: request.computed, end: request.tokens.len() }
+        };
+        let group: Vec<Part> = group.into_iter().map(part).collect();
+        self.compute(Stage::Decode, &group);
+    }
+
+    /// One forward pass, and what follows from it for each request of the group (in the order of `running`).
+    fn compute(&mut self, stage: Stage, group: &[Part]) {
+        let started = Instant::now();
+        let mut rows = Vec::with_capacity(group.len());
+        for part in group {
+            match self.resolve(part) {
+                Some(row) => rows.push(row),
+                // The others have their step with the next turn.
+                None => return self.fail(part.index, StepError::Internal),
             }
         }
-        self.counters.add_decoded(span);
+        let (running, inbox) = (&self.running, &self.inbox);
+        let mut spans = Vec::with_capacity(group.len());
+        for (part, row) in group.iter().zip(&rows) {
+            let tokens = &running[part.index].tokens;
+            let logits = part.end == tokens.len();
+            spans.push(Span { tokens: &tokens[part.first..part.end], position: part.first, pages: &row.pages, logits });
+        }
+        // A client that left ends the pass if nobody else is in it; `gather` drops its request, and its pages with it.
+        let stop = || inbox.is_stopped() || group.iter().all(|part| running[part.index].cancelled());
+        let computed = self.forward.run(&mut self.store, &spans, &stop);
+        if matches!(computed, Err(ForwardError::Stopped)) {
+            return;
+        }
+        self.counters.computed(stage == Stage::Prefill, group.iter().map(|part| part.end - part.first).sum());
+        let took_us = micros(started.elapsed());
+        let mut ended = Vec::new();
+        for (span, (part, row)) in group.iter().zip(rows).enumerate() {
+            let next = match (&computed, self.forward.fault(span)) {
+                (Ok(()), None) => self.conclude(stage, part, row.trace, span, took_us),
+                (Ok(()), Some(fault)) => self.quarantine(part.index, fault),
+                (Err(_), _) => self.running[part.index].deliver_error(StepError::Internal),
+            };
+            if next == Next::Ended {
+                ended.push(part.index);
+            }
+        }
         for index in ended.into_iter().rev() {
             self.running.remove(index);
+        }
+    }
+
+    /// The pass is over and no page was wrong: the tokens count as computed, and the last one's logits give the next.
+    fn conclude(&mut self, stage: Stage, part: &Part, trace: PageTrace, span: usize, took_us: u64) -> Next {
+        let request = &mut self.running[part.index];
+        match stage {
+            Stage::Prefill => request.timings.prefill_us += took_us,
+            Stage::Decode => request.timings.decode_us += took_us,
+        }
+        request.computed = part.end;
+        if let Some(block_table) = &mut request.block_table {
+            block_table.advance(part.end - part.first);
+        }
+        match self.forward.logits(span) {
+            _ if part.end < request.tokens.len() => request.deliver_read(trace),
+            Some(logits) => request.deliver_token(trace, logits, self.model.tokenizer()),
+            None => request.deliver_error(StepError::Internal),
         }
     }
 
@@ -230,12 +230,12 @@ impl Stepper {
     }
 
     /// Builds the block table that the kernels get, and traces exactly that one.
-    fn resolve(&mut self, index: usize, tokens: usize) -> Option<Row> {
-        let mut capabilities = Vec::with_capacity(tokens.div_ceil(PAGE_TOKENS));
-        self.running[index].block_table.as_ref()?.capabilities(tokens, &mut capabilities);
+    fn resolve(&self, part: &Part) -> Option<Row> {
+        let mut capabilities = Vec::with_capacity(part.end.div_ceil(PAGE_TOKENS));
+        self.running[part.index].block_table.as_ref()?.capabilities(part.end, &mut capabilities);
         let pages: Vec<PageRef> = capabilities.iter().map(|capability| page_ref(*capability)).collect();
         #[cfg(feature = "fault-injection")]
-        let (capabilities, pages) = self.plant(index, capabilities, pages);
+        let (capabilities, pages) = self.plant(part.index, capabilities, pages);
         let trace = self.pool.trace(&capabilities).ok()?;
         Some(Row { pages, trace })
     }
@@ -265,18 +265,13 @@ impl Stepper {
         (capabilities, pages)
     }
 
-    fn page_fault(&mut self, index: usize, fault: engine_kernels::PageFault) {
-        self.quarantine(index, fault);
-        self.running.remove(index);
-    }
-
     /// The page is kept as evidence; the request that read it ends, the others go on.
-    fn quarantine(&self, index: usize, fault: engine_kernels::PageFault) {
+    fn quarantine(&self, index: usize, fault: PageFault) -> Next {
         let request = &self.running[index];
         let page = PageId(fault.page);
         let known = self.pool.quarantine(page);
         tracing::error!(request_id = %request.request, %page, layer = fault.layer, known, "page tag mismatch");
-        request.deliver_error(StepError::PageFault { page, layer: fault.layer });
+        request.deliver_error(StepError::PageFault { page, layer: fault.layer })
     }
 
     fn fail(&mut self, index: usize, error: StepError) {
