@@ -66,6 +66,15 @@ const MUTATIONS: &[Mutation] = &[
         tests: "test(a_foreign_page_anywhere_in_a_step_closes_the_gate_for_good)",
     },
     Mutation {
+        name: "end to end: a planted foreign page reaches no client",
+        file: "audit/provenance/src/gate.rs",
+        find: "if read.label.flows_to(self.clearance) {",
+        replace: "if read.label.flows_to(self.clearance) || step < u32::MAX {",
+        // The verifier's package is built because the suite runs its program.
+        packages: &["e2e", "audit-verify"],
+        tests: "test(a_foreign_page_stops_the_response_before_its_first_byte)",
+    },
+    Mutation {
         name: "gate: a step of another request is refused",
         file: "audit/provenance/src/gate.rs",
         find: "if step.request != self.request {",
@@ -162,6 +171,14 @@ const MUTATIONS: &[Mutation] = &[
         tests: "test(a_page_that_cannot_be_scrubbed_is_never_used_again) | test(a_quarantined_page_keeps_its_bytes_and_never_returns)",
     },
     Mutation {
+        name: "ledger: a page that a kernel complained of is kept",
+        file: "engine/kv/src/ledger.rs",
+        find: "entry.suspect = true;",
+        replace: "",
+        packages: &["engine-kv"],
+        tests: "test(a_quarantined_page_keeps_its_bytes_and_never_returns)",
+    },
+    Mutation {
         name: "engine: a sequence is submitted under its own permit",
         file: "engine/runtime/src/engine.rs",
         find: "if sequence.label != permit.label() || sequence.request != permit.request() {",
@@ -230,6 +247,22 @@ const MUTATIONS: &[Mutation] = &[
         file: "audit/log/src/sequence.rs",
         find: "Some((_, leaf)) if leaf == placed.leaf => self.edge.push(leaf),",
         replace: "Some(_) => self.edge.push(placed.leaf),",
+        packages: &["audit-log"],
+        tests: "all()",
+    },
+    Mutation {
+        name: "log: entries are synced before a head is signed over them",
+        file: "audit/log/src/segment.rs",
+        find: "self.file.sync().map_err(storage(\"sync\", &path))?;",
+        replace: "",
+        packages: &["audit-log"],
+        tests: "all()",
+    },
+    Mutation {
+        name: "log: a head is synced before it is promised",
+        file: "audit/log/src/slot.rs",
+        find: "self.file.sync().map_err(storage(\"sync\", SLOT))?;",
+        replace: "",
         packages: &["audit-log"],
         tests: "all()",
     },
