@@ -117,6 +117,8 @@ pub struct KvStore {
     memory: AnonymousMemory,
     /// The tag of each page; 0 while it is nobody's.
     tags: Vec<u32>,
+    /// Pages below this have been assigned since their memory was given back.
+    touched: usize,
 }
 
 impl KvStore {
@@ -145,7 +147,7 @@ impl KvStore {
             .checked_mul(pages)
             .and_then(AnonymousMemory::new)
             .ok_or(KvStoreError::Memory { pages, page_bytes })?;
-        Ok(Self { shape, layout, page_bytes, memory, tags: vec![0; pages] })
+        Ok(Self { shape, layout, page_bytes, memory, tags: vec![0; pages], touched: 0 })
     }
 
     /// As given to [`KvStore::new`].
@@ -175,6 +177,7 @@ impl KvStore {
             return Err(KvStoreError::Assigned { page });
         }
         *held = tag;
+        self.touched = self.touched.max(page as usize + 1);
         Ok(())
     }
 
@@ -190,6 +193,21 @@ impl KvStore {
         self.memory.bytes_mut()[start..start + self.page_bytes].fill(0);
         *tag = 0;
         Ok(())
+    }
+
+    /// Gives the memory of pages that are nobody's back to the system, but for the first `keep` pages.
+    pub fn give_back(&mut self, keep: usize) {
+        let mut first = keep;
+        while first < self.touched {
+            let free = self.tags[first..self.touched].iter().take_while(|tag| **tag == 0).count();
+            if free > 0 {
+                self.memory.give_back(first * self.page_bytes..(first + free) * self.page_bytes);
+            }
+            // The page after a run of free ones is somebody's.
+            first += free + 1;
+        }
+        let assigned = self.tags[..self.touched].iter().rposition(|tag| *tag != 0).map_or(0, |last| last + 1);
+        self.touched = self.touched.min(assigned.max(keep));
     }
 
     /// Whether a page is nobody's and holds nothing but zeros. Reads all its bytes: for tests. False for pages outside.
@@ -342,6 +360,24 @@ mod tests {
             }
         }
         true
+    }
+
+    #[test]
+    fn memory_given_back_was_nobodys_and_reads_as_zeros() {
+        let mut store = KvStore::new(SHAPE).unwrap();
+        let other = PageRef { page: 0, tag: 9 };
+        for page in [PAGE, other] {
+            store.assign(page).unwrap();
+            assert!(fill(&mut store, 0, page, true));
+        }
+        store.scrub(0).unwrap();
+        store.give_back(0);
+        assert!(store.is_scrubbed(0));
+        let slab = store.slab(0, PAGE).unwrap();
+        assert!((0..3).all(|head| slab.keys(head).iter().all(|byte| *byte != 0)), "an owned page lost its bytes");
+        store.assign(other).unwrap();
+        assert!(fill(&mut store, 0, other, true));
+        assert!(store.slab(0, other).is_some());
     }
 
     #[test]

@@ -70,6 +70,22 @@ impl AnonymousMemory {
         Some(Self { start, length })
     }
 
+    /// Gives a range back to the system; whoever touches it next finds zeros. What is in it must be zeros already: where
+    /// the system does not take it back, it stays as it is.
+    ///
+    /// # Panics
+    /// When the range is not inside the memory.
+    pub(crate) fn give_back(&mut self, range: std::ops::Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.length, "outside of the memory");
+        #[cfg(target_os = "linux")]
+        // SAFETY: a part of our own mapping, to which `&mut self` is the only reference; private anonymous memory reads
+        // as zeros afterwards, so it stays initialised. Advice for a part of a page is refused and changes nothing.
+        unsafe {
+            let start = self.start.as_ptr().add(range.start);
+            libc::madvise(start.cast(), range.end - range.start, libc::MADV_DONTNEED);
+        }
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: `start` begins `length` mapped, initialised (zeroed) bytes that live as long as `self`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
@@ -114,6 +130,19 @@ mod tests {
         assert!(memory.bytes().iter().all(|byte| *byte == 0));
         *memory.bytes_mut().last_mut().unwrap() = 7;
         assert_eq!(memory.bytes().last(), Some(&7));
+    }
+
+    #[test]
+    fn what_was_given_back_reads_as_zeros_and_its_neighbours_are_untouched() {
+        let mut memory = AnonymousMemory::new(64 << 10).unwrap();
+        memory.bytes_mut()[4096..12_288].fill(0);
+        memory.bytes_mut()[4095] = 1;
+        memory.bytes_mut()[12_288] = 2;
+        memory.give_back(4096..12_288);
+        assert!(memory.bytes()[4096..12_288].iter().all(|byte| *byte == 0));
+        assert_eq!((memory.bytes()[4095], memory.bytes()[12_288]), (1, 2));
+        memory.bytes_mut()[5000] = 3;
+        assert_eq!(memory.bytes()[5000], 3);
     }
 
     #[test]

@@ -11,7 +11,8 @@ pub struct EngineConfig {
     pub pages: usize,
     /// Sequences that prefill or decode at the same time.
     pub sequences_max: usize,
-    /// Requests that may wait for their turn; one more is refused.
+    /// Requests that may wait for a slot; one more is refused. A quarter of all places, running and waiting, is always
+    /// left to tenants other than the busiest.
     pub queue_max: usize,
     /// Prompt tokens that one prefill step takes. Running decodes wait that long.
     pub prefill_chunk_tokens: usize,

@@ -124,7 +124,7 @@ impl Engine {
         // INVARIANT: `config.check` bounds `pages` below `u32::MAX`.
         let pages = u32::try_from(config.pages).unwrap_or(u32::MAX);
         let pool = PagePool::new(pages, boot_secret);
-        let inbox = Arc::new(Inbox::new(config.queue_max));
+        let inbox = Arc::new(Inbox::new(config.sequences_max + config.queue_max));
         let counters = Arc::new(Counters { alive: AtomicBool::new(true), ..Counters::default() });
         #[cfg(feature = "fault-injection")]
         let planted = crate::fault::Planted::default();

@@ -1,14 +1,26 @@
 //! How requests reach the engine's thread, and how it sleeps when there is nothing to do.
 
 use crate::running::Running;
-use std::collections::VecDeque;
+use policies_domain::Label;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Requests that wait for admission. Shared by the engine's handle, its thread and every [`crate::Steps`].
+/// Requests that wait for a slot, and how many are inside already.
+#[derive(Default)]
+pub(crate) struct Queue {
+    pub(crate) waiting: VecDeque<Running>,
+    /// Running and preempted requests by tenant, as of the engine's last look.
+    pub(crate) inside: HashMap<Label, usize>,
+}
+
+/// How requests come in. Shared by the engine's handle, its thread and every [`crate::Steps`].
 pub(crate) struct Inbox {
-    waiting: Mutex<VecDeque<Running>>,
-    waiting_max: usize,
+    queue: Mutex<Queue>,
+    /// Requests inside and waiting together.
+    places: usize,
+    /// Of one tenant: a quarter of all places is always left to the others.
+    places_of_one: usize,
     woken: Condvar,
     /// The engine's thread has found nothing to do and is about to wait, or waits.
     asleep: AtomicBool,
@@ -23,46 +35,54 @@ pub(crate) enum Refused {
 }
 
 impl Inbox {
-    pub(crate) fn new(waiting_max: usize) -> Self {
+    /// `places`: how many requests may run and wait in all.
+    pub(crate) fn new(places: usize) -> Self {
         Self {
-            waiting: Mutex::new(VecDeque::new()),
-            waiting_max,
+            queue: Mutex::new(Queue::default()),
+            places,
+            places_of_one: (places - places / 4).max(1),
             woken: Condvar::new(),
             asleep: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         }
     }
 
-    /// Queues a request, unless the queue is full or nobody will ever read it.
+    /// Queues a request, unless there is no place left or nobody will ever read it.
     pub(crate) fn push(&self, request: Running) -> Result<(), Refused> {
-        let mut waiting = self.lock();
+        let mut queue = self.lock();
         // INVARIANT: `stop` empties the queue under the same lock, so nothing is queued after it and forgotten.
         if self.is_stopped() {
             return Err(Refused::Stopped);
         }
-        if waiting.len() >= self.waiting_max {
+        if !self.has_place(&queue, request.label) {
             // Those who left while they waited hold no place.
-            waiting.retain(|request| !request.cancelled());
-            if waiting.len() >= self.waiting_max {
+            queue.waiting.retain(|request| !request.cancelled());
+            if !self.has_place(&queue, request.label) {
                 return Err(Refused::Full);
             }
         }
-        waiting.push_back(request);
-        drop(waiting);
+        queue.waiting.push_back(request);
+        drop(queue);
         self.woken.notify_one();
         Ok(())
     }
 
+    fn has_place(&self, Queue { waiting, inside }: &Queue, label: Label) -> bool {
+        let of_one = waiting.iter().filter(|request| request.label == label).count();
+        let of_one = of_one + inside.get(&label).copied().unwrap_or_default();
+        waiting.len() + inside.values().sum::<usize>() < self.places && of_one < self.places_of_one
+    }
+
     pub(crate) fn waiting(&self) -> usize {
-        self.lock().len()
+        self.lock().waiting.len()
     }
 
     /// Nothing runs any more: whoever waits is let go, which its client sees as the engine's end.
     pub(crate) fn stop(&self) {
-        let mut waiting = self.lock();
+        let mut queue = self.lock();
         self.stopped.store(true, Ordering::SeqCst);
-        waiting.clear();
-        drop(waiting);
+        queue.waiting.clear();
+        drop(queue);
         self.woken.notify_one();
     }
 
@@ -79,21 +99,21 @@ impl Inbox {
     }
 
     /// Runs `ready` with the queue until it says yes or the engine is stopped; sleeps in between. `false`: stopped.
-    pub(crate) fn wait_until(&self, mut ready: impl FnMut(&mut VecDeque<Running>) -> bool) -> bool {
-        let mut waiting = self.lock();
+    pub(crate) fn wait_until(&self, mut ready: impl FnMut(&mut Queue) -> bool) -> bool {
+        let mut queue = self.lock();
         loop {
             // INVARIANT: `asleep` is set before `ready` looks, so whoever changes what it looked at will wake us.
             self.asleep.store(true, Ordering::SeqCst);
-            let found = ready(&mut waiting);
+            let found = ready(&mut queue);
             if found || self.is_stopped() {
                 self.asleep.store(false, Ordering::SeqCst);
                 return !self.is_stopped();
             }
-            waiting = self.woken.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+            queue = self.woken.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Running>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

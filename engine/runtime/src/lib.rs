@@ -5,6 +5,7 @@
 //! What this crate refuses to do: to decide whether a step's text may be sent. It reports what was read.
 #![forbid(unsafe_code)]
 
+mod admission;
 mod config;
 mod detokenizer;
 mod engine;

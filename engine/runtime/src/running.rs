@@ -2,7 +2,7 @@
 
 use crate::detokenizer::{Detokenized, Detokenizer};
 use crate::sampling::Sampler;
-use crate::steps::{Delivery, StepError, Timings, Usage};
+use crate::steps::{Delivery, STEPS_AHEAD, StepError, Timings, Usage};
 use engine_kv::BlockTable;
 use engine_model::Tokenizer;
 use policies_domain::{Completion, FinishReason, Label, PageTrace, RequestId, Step};
@@ -48,6 +48,18 @@ impl Running {
     /// Its channel takes another step.
     pub(crate) fn has_room(&self) -> bool {
         self.deliveries.capacity() > 0
+    }
+
+    /// Its reader has taken enough of what is there for going on to be worth a recomputation.
+    pub(crate) fn may_resume(&self) -> bool {
+        self.deliveries.capacity() >= STEPS_AHEAD / 2
+    }
+
+    /// It has a slot. Only the first one ends its time in the queue.
+    pub(crate) fn note_admission(&mut self) {
+        if self.next_step == 0 && !self.restarted {
+            self.timings.queued_us = u64::try_from(self.submitted.elapsed().as_micros()).unwrap_or(u64::MAX);
+        }
     }
 
     /// One token is left to compute, and it is one that was sampled.

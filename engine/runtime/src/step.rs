@@ -11,11 +11,20 @@ use crate::inbox::Inbox;
 use crate::running::{Next, Running};
 use crate::steps::StepError;
 use engine_kernels::{KvStore, PageFault, PageRef};
-use engine_kv::{BlockTable, Capability, PAGE_TOKENS, PagePool};
+use engine_kv::{Capability, PAGE_TOKENS, PagePool};
 use engine_model::{Forward, ForwardError, Model, Span};
 use policies_domain::{PageId, PageTrace};
+use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+/// Free pages whose memory an idle engine keeps, for a quick start of the next short request: 24 MB of the default model.
+const PAGES_KEPT: usize = 64;
+/// At this depth a token costs about twice what it costs at the beginning.
+const CHUNK_DEPTH: usize = 2048;
+/// Tokens that the widest matrix kernel takes at once; chunks are multiples of it.
+const CHUNK_STEP: usize = 8;
 
 /// Everything that the engine's thread owns.
 pub(crate) struct Stepper {
@@ -26,9 +35,9 @@ pub(crate) struct Stepper {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) config: EngineConfig,
-    /// Admitted requests, the oldest first. At most `sequences_max`.
+    /// Requests that hold a slot, the last admitted last. At most `sequences_max`.
     pub(crate) running: Vec<Running>,
-    /// Requests that lost their pages to older ones; they go first when there is room.
+    /// Requests that lost slot and pages to others. The inbox bounds them together with all others.
     pub(crate) preempted: Vec<Running>,
     /// Round robin over prefills.
     pub(crate) prefill_turn: usize,
@@ -69,32 +78,16 @@ impl Stepper {
         }
     }
 
-    /// Forgets the cancelled, admits the waiting, sleeps when nobody can go on. `false`: the engine is stopped.
+    /// Admits whoever may have a slot; sleeps when nobody can go on. `false`: the engine is stopped.
     fn gather(&mut self) -> bool {
         let inbox = self.inbox.clone();
-        inbox.wait_until(|waiting| {
-            self.running.retain(|request| !request.cancelled());
-            self.preempted.retain(|request| !request.cancelled());
-            waiting.retain(|request| !request.cancelled());
-            self.reclaim();
-            while self.running.len() < self.config.sequences_max {
-                let from_preempted = !self.preempted.is_empty();
-                let first = if from_preempted { self.preempted.first() } else { waiting.front() };
-                let Some(first) = first else { break };
-                // Room for the prompt and its first token, besides one more page for everybody who runs.
-                let pages_needed = (first.tokens.len() + 1).div_ceil(PAGE_TOKENS) + self.running.len();
-                if pages_needed > self.pool.counts().free && !self.running.is_empty() {
-                    break;
-                }
-                let admitted = if from_preempted { Some(self.preempted.remove(0)) } else { waiting.pop_front() };
-                let Some(mut admitted) = admitted else { break };
-                admitted.block_table = Some(BlockTable::new(&self.pool, admitted.label));
-                if admitted.next_step == 0 {
-                    admitted.timings.queued_us = micros(admitted.submitted.elapsed());
-                }
-                self.running.push(admitted);
+        inbox.wait_until(|queue| {
+            self.admit(queue);
+            self.count_inside(queue);
+            self.counters.running.store(self.running.len(), Ordering::Relaxed);
+            if self.running.is_empty() {
+                self.store.give_back(PAGES_KEPT);
             }
-            self.counters.running.store(self.running.len(), std::sync::atomic::Ordering::Relaxed);
             self.running.iter().any(Running::has_room)
         })
     }
@@ -107,7 +100,7 @@ impl Stepper {
             .find(|index| !self.running[*index].decodes() && self.running[*index].has_room());
         let Some(index) = candidate else { return };
         let first = self.running[index].computed;
-        let end = self.running[index].tokens.len().min(first + self.config.prefill_chunk_tokens);
+        let end = self.running[index].tokens.len().min(first + self.chunk_tokens(first));
         let Some(index) = self.make_room(index, end) else { return };
         self.prefill_turn = index + 1;
         self.compute(Stage::Prefill, &[Part { index, first, end }]);
@@ -202,10 +195,18 @@ impl Stepper {
         }
     }
 
-    /// Grows the request's block table to `tokens`, taking pages from the youngest others if it must.
+    /// Tokens of a chunk that begins at `first`. The deeper, the smaller: attention makes each token dearer, and a chunk
+    /// is what others wait for, and what goes on for a moment after its client has left.
+    fn chunk_tokens(&self, first: usize) -> usize {
+        let whole = self.config.prefill_chunk_tokens;
+        let tokens = whole * CHUNK_DEPTH / (CHUNK_DEPTH + first) / CHUNK_STEP * CHUNK_STEP;
+        tokens.max(CHUNK_STEP).min(whole)
+    }
+
+    /// Grows the request's block table to `tokens`, taking pages from others if it must.
     ///
     /// Returns the request's place, which may have moved; `None` when it was itself the one to lose its pages.
-    fn make_room(&mut self, index: usize, tokens: usize) -> Option<usize> {
+    fn make_room(&mut self, mut index: usize, tokens: usize) -> Option<usize> {
         loop {
             let store = &mut self.store;
             let mut assigned = true;
@@ -215,16 +216,12 @@ impl Stepper {
             if grown.is_ok() {
                 return Some(index);
             }
-            // Recomputed later to the same bits: nothing that was sent changes.
-            let youngest = self.running.len() - 1;
-            let mut victim = self.running.remove(youngest);
-            victim.block_table = None;
-            victim.computed = 0;
-            victim.restarted = true;
-            self.preempted.insert(0, victim);
-            self.reclaim();
-            if youngest == index {
-                return None;
+            let victim = self.victim_for_pages()?;
+            self.preempt(victim);
+            match victim.cmp(&index) {
+                Less => index -= 1,
+                Equal => return None,
+                Greater => (),
             }
         }
     }
@@ -280,7 +277,8 @@ impl Stepper {
         request.deliver_error(error);
     }
 
-    fn reclaim(&mut self) {
+    /// Scrubs and frees what was given back.
+    pub(crate) fn reclaim(&mut self) {
         let store = &mut self.store;
         self.pool.reclaim(|page| store.scrub(page.0).is_ok());
     }

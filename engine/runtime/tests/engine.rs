@@ -79,6 +79,57 @@ async fn a_reader_that_stops_makes_nobody_else_wait() {
 }
 
 #[tokio::test]
+async fn readers_that_stop_hold_no_slot_against_those_who_wait() {
+    let engine = engine(EngineConfig { sequences_max: 4, queue_max: 60, ..SMALL });
+    let alone = answer(submit(&engine, GLOBEX, 1, STORY, greedy(60))).await;
+    let mut stalled: Vec<_> = (10..30).map(|id| submit(&engine, ACME, id, STORY, greedy(60))).collect();
+    let late = answer(submit(&engine, GLOBEX, 2, STORY, greedy(60)));
+    let late = tokio::time::timeout(Duration::from_secs(60), late).await.expect("starved by readers that stopped");
+    assert_eq!(late.text, alone.text);
+    // Those who gave way go on where they were when somebody reads again.
+    for steps in stalled.drain(18..) {
+        assert_eq!(answer(steps).await.text, alone.text);
+    }
+    drop(stalled);
+    all_pages_free(&engine, 256).await;
+}
+
+#[tokio::test]
+async fn a_tenant_with_many_requests_gives_slots_to_one_with_few() {
+    let engine = engine(EngineConfig { sequences_max: 4, queue_max: 60, ..SMALL });
+    let alone = answer(submit(&engine, ACME, 1, STORY, greedy(200))).await;
+    let busy: Vec<_> = (10..16).map(|id| tokio::spawn(answer(submit(&engine, ACME, id, STORY, greedy(200))))).collect();
+    while engine.stats().sequences_running < 4 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let few = answer(submit(&engine, GLOBEX, 2, STORY, greedy(8))).await;
+    assert_eq!(few.tokens, 8);
+    assert!(busy.iter().filter(|one| one.is_finished()).count() < 4, "it waited until the busy tenant was done");
+    let mut restarts = 0;
+    for one in busy {
+        let one = one.await.unwrap();
+        assert_eq!(one.text, alone.text, "giving way changed an answer");
+        restarts += one.restarts;
+    }
+    assert!(restarts > 0, "nobody gave way: the test does not test what it says");
+}
+
+#[tokio::test]
+async fn one_tenant_cannot_take_every_place() {
+    let engine = engine(EngineConfig { sequences_max: 4, queue_max: 4, ..SMALL });
+    let submit = |tenant, id| {
+        let permit = permit(tenant, id);
+        let sequence = engine.tokenize(&permit, &PromptInput::Text(STORY.into())).unwrap();
+        engine.submit(&permit, sequence, greedy(200))
+    };
+    // A burst: more than the queue holds, and not more than run and wait in all.
+    let _burst: Vec<_> = (0..6).map(|id| submit(ACME, id).unwrap()).collect();
+    assert!(matches!(submit(ACME, 6), Err(SubmitError::Full { .. })), "six of eight places are a tenant's most");
+    let _others = [submit(GLOBEX, 7).unwrap(), submit(GLOBEX, 8).unwrap()];
+    assert!(matches!(submit(GLOBEX, 9), Err(SubmitError::Full { .. })), "there are eight places in all");
+}
+
+#[tokio::test]
 async fn a_pool_that_is_too_small_for_all_delays_and_changes_nothing() {
     let roomy = engine(SMALL);
     let expected = answer(submit(&roomy, ACME, 1, STORY, greedy(100))).await;
