@@ -46,7 +46,7 @@ pub struct Config {
 pub struct Limits {
     /// The largest request body.
     pub body_bytes_max: usize,
-    /// Connections at the same time.
+    /// Connections at the same time. A newcomer beyond takes the place of the one that has waited longest for its client.
     pub connections_max: usize,
     /// Prompts that are tokenized at the same time.
     pub tokenizers_max: usize,

@@ -6,6 +6,7 @@
 
 use crate::framing::{self, FramingError};
 use crate::respond;
+use crate::seats::Seat;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use pingora::apps::{HttpPersistentSettings, HttpServerApp, HttpServerOptions, ReusedHttpStream, ServerApp};
@@ -338,6 +339,7 @@ struct Kept;
 
 struct App<S> {
     site: Arc<S>,
+    seat: Arc<Seat>,
     limits: ConnectionLimits,
     from_loopback: bool,
     options: HttpServerOptions,
@@ -380,6 +382,8 @@ impl<S: Site> HttpServerApp for App<S> {
         if head == Ok(false) {
             return None;
         }
+        // Held to the end of the response; `None` when the place went to another connection just now.
+        let _busy = self.seat.begin()?;
         let mut http = Exchange {
             session,
             limits: self.limits,
@@ -429,8 +433,17 @@ impl<S: Site> Entrance<S> {
         Self { site, limits, tls: tls.map(Acceptor::from_server_config) }
     }
 
-    /// Serves one connection to its end. `shutdown` turning true ends it after the response in progress.
-    pub(crate) async fn converse(self: Arc<Self>, socket: TcpStream, shutdown: watch::Receiver<bool>) {
+    /// Serves one connection to its end. `shutdown` turning true ends it after the response in progress; the seat given
+    /// away ends it at once.
+    pub(crate) async fn converse(self: Arc<Self>, socket: TcpStream, seat: Arc<Seat>, shutdown: watch::Receiver<bool>) {
+        tokio::select! {
+            biased;
+            () = seat.given_away() => {}
+            () = self.serve(socket, seat.clone(), shutdown) => {}
+        }
+    }
+
+    async fn serve(&self, socket: TcpStream, seat: Arc<Seat>, shutdown: watch::Receiver<bool>) {
         let _ = socket.set_nodelay(true);
         let from_loopback = socket.peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_loopback());
         let socket = L4Stream::from(socket);
@@ -444,7 +457,7 @@ impl<S: Site> Entrance<S> {
         // Cleartext HTTP/2 stays off: looking for it waits for bytes that may never come.
         let mut options = HttpServerOptions::default();
         options.h2_idle_timeout = Some(self.limits.idle_timeout);
-        let app = Arc::new(App { site: self.site.clone(), limits: self.limits, from_loopback, options });
+        let app = Arc::new(App { site: self.site.clone(), seat, limits: self.limits, from_loopback, options });
         app.process_new(stream, &shutdown).await;
     }
 }

@@ -1,6 +1,8 @@
-//! The listener: accepts connections on our own runtime, bounds their number, and drains them.
+//! The listener: accepts connections on our own runtime, bounds their number, and drains them. When the places are all
+//! taken, the connection that has waited longest for its client makes room; only when none waits is a newcomer refused.
 
 use crate::exchange::{Entrance, Site, turned_on};
+use crate::seats::Seats;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -41,7 +43,8 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Starts to accept. At most `connections_max` are served at a time; the next one is told so and closed.
+    /// Starts to accept. At most `connections_max` are served at a time; when requests are in progress on all of them,
+    /// the next one is told so and closed.
     pub(crate) fn start<S: Site>(
         listener: TcpListener,
         entrance: Entrance<S>,
@@ -77,6 +80,7 @@ async fn accept<S: Site>(
     shutdown: watch::Receiver<bool>,
 ) -> JoinSet<()> {
     let mut connections = JoinSet::new();
+    let seats = Arc::new(Seats::default());
     let mut stop = shutdown.clone();
     loop {
         tokio::select! {
@@ -84,10 +88,18 @@ async fn accept<S: Site>(
             () = turned_on(&mut stop) => return connections,
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
             accepted = listener.accept() => match accepted {
-                Ok((socket, _)) if connections.len() < connections_max => {
-                    connections.spawn(entrance.clone().converse(socket, shutdown.clone()));
+                Ok((socket, _)) => {
+                    // A connection that is asked to leave ends at once: its task awaits nothing else.
+                    if connections.len() >= connections_max && seats.give_away_one() {
+                        tracing::debug!("a connection without a request made room for another");
+                        connections.join_next().await;
+                    }
+                    if connections.len() < connections_max {
+                        connections.spawn(entrance.clone().converse(socket, seats.take(), shutdown.clone()));
+                    } else {
+                        refuse(socket);
+                    }
                 }
-                Ok((socket, _)) => refuse(socket),
                 Err(error) => {
                     tracing::warn!(kind = %error.kind(), "accepting a connection failed");
                     tokio::time::sleep(ACCEPT_PAUSE).await;

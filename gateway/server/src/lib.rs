@@ -16,6 +16,7 @@ mod metrics;
 mod reply;
 mod respond;
 mod routes;
+mod seats;
 mod serve;
 mod tls;
 

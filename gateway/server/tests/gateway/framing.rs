@@ -141,30 +141,64 @@ async fn a_head_that_never_ends_is_given_up() {
     assert_eq!(world.get("/healthz").await.status, 200);
 }
 
+const HEALTH: &str = "GET /healthz HTTP/1.1\r\nhost: t\r\n\r\n";
+const STREAM: &str = r#"{"model":"smol","prompt":"a","max_tokens":150,"temperature":0,"stream":true}"#;
+
 #[tokio::test]
-async fn connections_beyond_the_limit_are_told_so() {
+async fn a_connection_beyond_the_limit_is_told_so_when_all_others_are_at_work() {
     let world = start(|config| config.limits.connections_max = 2).await;
     let (mut first, mut second) = (Client::connect(world.address()).await, Client::connect(world.address()).await);
     for client in [&mut first, &mut second] {
-        client.send("GET /healthz HTTP/1.1\r\nhost: t\r\n\r\n").await;
-        assert_eq!(client.response().await.status, 200);
+        client.send(world.post("/v1/completions", STREAM)).await;
+        assert!(client.sees("data: ").await);
     }
     let mut third = Client::connect(world.address()).await;
     let response = third.response().await;
     assert_eq!(response.error(), (503, "too_many_connections".to_owned(), None));
     assert_eq!(response.header("retry-after"), Some("1"));
-    // The others are served on, and a place that becomes free is given away.
-    first.send("GET /healthz HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n").await;
-    assert_eq!(first.response().await.status, 200);
-    assert!(first.is_closed().await);
+    assert!(third.is_closed().await);
+    // A place that becomes free is given away, and the other goes on.
+    drop(first);
     let fourth = async {
         loop {
             let mut client = Client::connect(world.address()).await;
-            client.send("GET /healthz HTTP/1.1\r\nhost: t\r\n\r\n").await;
+            client.send(HEALTH).await;
             if client.maybe_response().await.is_some_and(|response| response.status == 200) {
                 break;
             }
         }
     };
     tokio::time::timeout(crate::world::PATIENCE, fourth).await.unwrap();
+    assert!(second.sees("data: [DONE]").await);
+}
+
+#[tokio::test]
+async fn clients_that_say_nothing_shut_nobody_out() {
+    let world = start(|config| config.limits.connections_max = 4).await;
+    let mut working = Client::connect(world.address()).await;
+    working.send(world.post("/v1/completions", STREAM)).await;
+    assert!(working.sees("data: ").await);
+    let mut silent = Client::connect(world.address()).await;
+    let mut half = Client::connect(world.address()).await;
+    half.send("GET /healthz HTTP/1.1\r\nhost: ").await;
+    let mut kept = Client::connect(world.address()).await;
+    kept.send(HEALTH).await;
+    assert_eq!(kept.response().await.status, 200);
+    // Each newcomer is served, one after the other takes the oldest place without a request.
+    let mut newcomers = Vec::new();
+    for idle in [&mut silent, &mut half, &mut kept] {
+        let mut newcomer = Client::connect(world.address()).await;
+        newcomer.send(HEALTH).await;
+        assert_eq!(newcomer.response().await.status, 200);
+        assert!(idle.is_closed().await);
+        newcomers.push(newcomer);
+    }
+    // And so does any number of them, while the work in progress goes on.
+    for _ in 0..20 {
+        let mut newcomer = Client::connect(world.address()).await;
+        newcomer.send(HEALTH).await;
+        assert_eq!(newcomer.response().await.status, 200);
+        newcomers.push(newcomer);
+    }
+    assert!(working.sees("data: [DONE]").await);
 }
