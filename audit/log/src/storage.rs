@@ -97,6 +97,7 @@ impl FolderStorage {
     /// `WouldBlock` when another writer has it open; others of the system.
     pub fn open(root: &Path) -> io::Result<Self> {
         make_folder(root)?;
+        refuse_special(&root.join("lock"))?;
         let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(root.join("lock"))?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => io::Error::from(io::ErrorKind::WouldBlock),
@@ -134,21 +135,34 @@ fn make_folder(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Opening a pipe waits for its other end, and a device may do anything: whatever is there has to be a file. A missing
+/// file is left to who opens it.
+fn refuse_special(path: &Path) -> io::Result<()> {
+    match path.metadata() {
+        Ok(metadata) if !metadata.is_file() => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 impl Storage for FolderStorage {
     fn open(&self, path: &str) -> io::Result<Box<dyn StoredFile>> {
         let path = self.made_parent(path)?;
+        refuse_special(&path)?;
         let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o600).open(path)?;
         Ok(Box::new(SystemFile(file)))
     }
 
     fn read(&self, path: &str, bytes_max: usize) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        File::open(self.path(path))?.take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;
+        let (path, mut bytes) = (self.path(path), Vec::new());
+        refuse_special(&path)?;
+        File::open(path)?.take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;
         if bytes.len() > bytes_max { Err(io::ErrorKind::InvalidData.into()) } else { Ok(bytes) }
     }
 
     fn write(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
         let path = self.made_parent(path)?;
+        refuse_special(&path)?;
         let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)?;
         file.write_all(bytes)?;
         file.sync_all()
@@ -159,7 +173,11 @@ impl Storage for FolderStorage {
     }
 
     fn sync_folder(&self, folder: &str) -> io::Result<()> {
-        File::open(self.path(folder))?.sync_all()
+        let path = self.path(folder);
+        if !path.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        File::open(path)?.sync_all()
     }
 
     fn list(&self, folder: &str) -> io::Result<Vec<String>> {
@@ -218,6 +236,27 @@ mod tests {
         assert_eq!(second.kind(), io::ErrorKind::WouldBlock);
         drop(first);
         assert!(FolderStorage::open(folder.path()).is_ok());
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let storage = FolderStorage::open(&folder.path().join("log")).unwrap();
+        let pipe = |path: &Path| {
+            let made = std::process::Command::new("mkfifo").arg(path).status().unwrap();
+            assert!(made.success(), "`mkfifo` failed");
+        };
+        pipe(&folder.path().join("log/checkpoint"));
+        let refusal = |result: io::Result<()>| result.unwrap_err().to_string();
+        assert_eq!(refusal(storage.read("checkpoint", 10).map(drop)), "not a regular file");
+        assert_eq!(refusal(storage.open("checkpoint").map(drop)), "not a regular file");
+        assert_eq!(refusal(storage.write("checkpoint", b"text")), "not a regular file");
+        assert_eq!(storage.sync_folder("checkpoint").unwrap_err().kind(), io::ErrorKind::NotADirectory);
+        assert!(storage.list("checkpoint").is_err());
+        assert_eq!(refusal(storage.read("", 10).map(drop)), "not a regular file");
+        std::fs::create_dir(folder.path().join("other")).unwrap();
+        pipe(&folder.path().join("other/lock"));
+        assert_eq!(refusal(FolderStorage::open(&folder.path().join("other")).map(drop)), "not a regular file");
     }
 
     #[test]
