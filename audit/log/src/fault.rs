@@ -63,6 +63,10 @@ pub enum LogFault {
     Stopped,
 }
 
+/// What an operator can do about a folder that does not fit together.
+const RESTORE: &str = "restore the whole folder from a backup that is not older than its last published checkpoint, or \
+                       move it away and begin a new log";
+
 /// Why a log could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenLogError {
@@ -91,17 +95,28 @@ pub enum OpenLogError {
         /// What is wrong.
         source: KeyError,
     },
-    /// A secret key file is not 64 hexadecimal digits.
-    #[error("`{path}` is not 64 hexadecimal digits")]
-    SecretForm {
+    /// A secret key file does not have the sum that binds it to this log and this name.
+    #[error("`{path}` is damaged or belongs elsewhere: restore it from a backup")]
+    KeyDamaged {
         /// The key file.
         path: String,
     },
     /// There is a log, and its key is gone. A new key would be a new log.
-    #[error("the log exists and `{path}` is missing")]
+    #[error("the log exists and `{path}` is missing: restore it from a backup")]
     KeyMissing {
         /// The key file.
         path: String,
+    },
+    /// The log has entries under a tenant's key, and the key is gone. A new key would not open them.
+    #[error(
+        "the log has entries under `{path}`, which is missing: restore it from a backup, or make the empty file \
+         `{erased}` if it was destroyed on purpose"
+    )]
+    TenantKeyLost {
+        /// The key file.
+        path: String,
+        /// What the operator makes to have a new key.
+        erased: String,
     },
     /// The folder holds a log of another origin.
     #[error("the folder holds the log `{held}`, not `{wanted}`")]
@@ -111,38 +126,46 @@ pub enum OpenLogError {
         /// The origin of the configuration.
         wanted: String,
     },
-    /// No copy of the commit slot is whole.
-    #[error("no copy of the commit slot is whole")]
+    /// No copy of the commit slot is whole, or the whole one contradicts itself.
+    #[error("no copy in `slot` is whole: {RESTORE}")]
     Slot,
     /// A committed entry is damaged or missing.
-    #[error("committed entry {index} is damaged or missing")]
+    #[error("committed entry {index} is damaged or missing in `{path}`: {RESTORE}")]
     Entry {
         /// The entry.
         index: u64,
+        /// The segment that holds it, or should.
+        path: String,
     },
     /// A committed entry is not one that this program reads.
-    #[error("committed entry {index}: {source}")]
+    #[error("committed entry {index} in `{path}`: {source}")]
     Decode {
         /// The entry.
         index: u64,
+        /// The segment that holds it.
+        path: String,
         /// What is wrong.
         source: DecodeError,
     },
     /// The entries do not have the committed root hash.
-    #[error("the {size} committed entries do not have the committed root hash")]
+    #[error("the {size} committed entries in `segments` do not have the root hash in `slot`: {RESTORE}")]
     Root {
         /// How many.
         size: u64,
     },
     /// The published checkpoint is damaged or somebody else's.
-    #[error("the published checkpoint: {source}")]
+    #[error("the signed checkpoint in `{path}`: {source}")]
     Checkpoint {
+        /// The file: the published checkpoint, or the slot.
+        path: &'static str,
         /// What is wrong.
         source: CheckpointError,
     },
-    /// The published checkpoint is newer than the committed state: the folder was rolled back.
+    /// The published checkpoint is newer than the committed state: the slot's newest copy is damaged, or the folder was
+    /// rolled back. Which it was cannot be told from the folder alone, so nothing is continued.
     #[error(
-        "the published checkpoint has {published} entries, only {committed} are committed: the folder was rolled back"
+        "`checkpoint` has {published} entries, and the newest whole copy in `slot` has {committed}: the slot is damaged \
+         or the folder was rolled back; {RESTORE}"
     )]
     RolledBack {
         /// Entries under the checkpoint.

@@ -5,7 +5,7 @@ use crate::sequence::Placed;
 use audit_provenance::{Body, Entry, TenantRef};
 use audit_tlog::Hash;
 use policies_domain::{Digest, RequestId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// A request's entries.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +28,8 @@ pub(crate) struct OpenRequest {
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     requests: HashMap<RequestId, RequestRecord>,
+    /// Tenants and epochs of opened entries: those whose commitment key was used.
+    epochs: HashSet<(TenantRef, u64)>,
 }
 
 impl Index {
@@ -35,7 +37,8 @@ impl Index {
     pub(crate) fn note(&mut self, index: u64, entry: &Entry, trace: Option<TracePlace>) {
         let Some(link) = entry.head.tenant else { return };
         match &entry.body {
-            Body::Opened(_) => {
+            Body::Opened(opened) => {
+                self.epochs.insert((link.tenant, opened.epoch));
                 let request = RequestId::from_bytes(entry.head.uuid);
                 let record = RequestRecord { tenant: link.tenant, opened: index, sealed: None, trace: None };
                 self.requests.insert(request, record);
@@ -55,6 +58,11 @@ impl Index {
         if let Some(record) = self.requests.get_mut(&request) {
             record.trace = Some(trace);
         }
+    }
+
+    /// Whether the log has an opened entry of the tenant under its key of the epoch.
+    pub(crate) fn has_epoch(&self, tenant: TenantRef, epoch: u64) -> bool {
+        self.epochs.contains(&(tenant, epoch))
     }
 
     pub(crate) fn get(&self, request: RequestId) -> Option<RequestRecord> {

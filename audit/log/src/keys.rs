@@ -1,7 +1,8 @@
 //! The log's keys: signing, pseudonyms, and one commitment key for each tenant and epoch.
 //!
 //! Destroying a commitment key makes that tenant's commitments of that epoch unopenable for the operator, while the
-//! tree still verifies; clients keep the openings that their receipts hold.
+//! tree still verifies; clients keep the openings that their receipts hold. A key that is gone and was used is never
+//! replaced in silence: it may only be lost. A secret is stored with a sum that binds it to its log and its file.
 
 use crate::fault::{LogFault, OpenLogError, storage};
 use crate::storage::Storage;
@@ -10,7 +11,7 @@ use audit_tlog::{LogSigner, VerifierKey};
 use hkdf::Hkdf;
 use hmac::{Hmac, Mac as _};
 use policies_domain::TenantName;
-use sha2::Sha256;
+use sha2::{Digest as _, Sha256};
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +20,7 @@ use zeroize::Zeroizing;
 const SIGNING_KEY: &str = "keys/log.skey";
 const PSEUDONYM_KEY: &str = "keys/pseudonym.key";
 const VERIFIER_KEY: &str = "log.vkey";
+const TENANT_KEYS: &str = "keys/tenants";
 const KEY_FILE_BYTES_MAX: usize = 1_024;
 /// Commitment keys kept in memory; beyond that they are read again.
 const TENANT_KEYS_MAX: usize = 16_384;
@@ -26,6 +28,17 @@ const TENANT_KEYS_MAX: usize = 16_384;
 const EPOCH_US: u64 = 180 * 24 * 3_600 * 1_000_000;
 
 type Secret = Zeroizing<[u8; 32]>;
+
+/// What to do when a tenant's key is not there.
+#[derive(Clone, Copy)]
+enum Missing {
+    /// There is no key, then.
+    Leave,
+    /// Nothing was ever committed to with it: make one.
+    Make,
+    /// The log has entries under it: make one only if the operator says that it was destroyed on purpose.
+    MakeIfErased,
+}
 
 /// All keys of a log.
 pub(crate) struct Keys {
@@ -63,13 +76,19 @@ impl Keys {
         if signer.name() != origin {
             return Err(OpenLogError::Origin { held: signer.name().to_owned(), wanted: origin.to_owned() });
         }
-        let pseudonym = match read_secret(&*storage, PSEUDONYM_KEY)? {
+        let log = signer.verifier_key();
+        let pseudonym = match read_secret(&*storage, &log, PSEUDONYM_KEY)? {
             Some(secret) => secret,
             None if log_exists => return Err(OpenLogError::KeyMissing { path: PSEUDONYM_KEY.to_owned() }),
-            None => make_secret(&*storage, PSEUDONYM_KEY)?,
+            None => make_secret(&*storage, &log, PSEUDONYM_KEY)?,
         };
+        for name in storage.list(TENANT_KEYS).map_err(crate::fault::storage("list", TENANT_KEYS))? {
+            if name.ends_with(".key") {
+                read_secret(&*storage, &log, &format!("{TENANT_KEYS}/{name}"))?;
+            }
+        }
         // The line for strangers is derived; it is written again when it is not as it should be.
-        let line = format!("{}\n", signer.verifier_key());
+        let line = format!("{log}\n");
         if !storage.read(VERIFIER_KEY, KEY_FILE_BYTES_MAX).is_ok_and(|held| held == line.as_bytes()) {
             write_whole(&*storage, VERIFIER_KEY, line.as_bytes())?;
         }
@@ -99,18 +118,20 @@ impl Keys {
         epoch: u64,
         request: &[u8; 16],
     ) -> Result<Option<Openings>, OpenLogError> {
-        let key = self.tenant_key(tenant, epoch, false)?;
+        let key = self.tenant_key(tenant, epoch, Missing::Leave)?;
         Ok(key.map(|key| openings(&key, tenant, request)))
     }
 
     /// The salts of a new request. Makes the tenant's key for the epoch if this is its first request; that writes files.
+    /// `used` says that the log has entries of the tenant and epoch, so that a key must be there.
     pub(crate) fn new_openings(
         &self,
         tenant: &TenantName,
         epoch: u64,
         request: &[u8; 16],
+        used: bool,
     ) -> Result<Openings, OpenLogError> {
-        let key = self.tenant_key(tenant, epoch, true)?;
+        let key = self.tenant_key(tenant, epoch, if used { Missing::MakeIfErased } else { Missing::Make })?;
         let key = key.ok_or_else(|| OpenLogError::KeyMissing { path: tenant_key_path(tenant, epoch) })?;
         Ok(openings(&key, tenant, request))
     }
@@ -121,17 +142,27 @@ impl Keys {
         tenants.contains_key(&(tenant.clone(), epoch))
     }
 
-    fn tenant_key(&self, tenant: &TenantName, epoch: u64, make: bool) -> Result<Option<Secret>, OpenLogError> {
+    fn tenant_key(&self, tenant: &TenantName, epoch: u64, missing: Missing) -> Result<Option<Secret>, OpenLogError> {
         // Held while a key is made, so that two first requests do not make two.
         let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(key) = tenants.get(&(tenant.clone(), epoch)) {
             return Ok(Some(key.clone()));
         }
-        let path = tenant_key_path(tenant, epoch);
-        let key = match read_secret(&*self.storage, &path)? {
-            Some(key) => key,
-            None if make => make_secret(&*self.storage, &path)?,
-            None => return Ok(None),
+        let (path, log) = (tenant_key_path(tenant, epoch), self.signer.verifier_key());
+        let key = match (read_secret(&*self.storage, &log, &path)?, missing) {
+            (Some(key), _) => key,
+            (None, Missing::Leave) => return Ok(None),
+            (None, Missing::Make) => make_secret(&*self.storage, &log, &path)?,
+            (None, Missing::MakeIfErased) => {
+                let erased = erased_path(tenant, epoch);
+                if read_key(&*self.storage, &erased)?.is_none() {
+                    return Err(OpenLogError::TenantKeyLost { path, erased });
+                }
+                let key = make_secret(&*self.storage, &log, &path)?;
+                // It spoke of the old key only. A crash before this leaves a word too many, which the operator gave.
+                self.storage.remove(&erased).map_err(storage("remove", &erased))?;
+                key
+            }
         };
         if tenants.len() >= TENANT_KEYS_MAX {
             tenants.clear();
@@ -143,7 +174,12 @@ impl Keys {
 
 /// A tenant's name has only letters, digits and hyphens, so it is a file name.
 fn tenant_key_path(tenant: &TenantName, epoch: u64) -> String {
-    format!("keys/tenants/{tenant}.{epoch}.key")
+    format!("{TENANT_KEYS}/{tenant}.{epoch}.key")
+}
+
+/// The empty file by which an operator says that a key was destroyed on purpose and may have a successor.
+fn erased_path(tenant: &TenantName, epoch: u64) -> String {
+    format!("{TENANT_KEYS}/{tenant}.{epoch}.erased")
 }
 
 fn openings(key: &Secret, tenant: &TenantName, request: &[u8; 16]) -> Openings {
@@ -184,7 +220,7 @@ fn read_key(store: &dyn Storage, path: &str) -> Result<Option<Zeroizing<String>>
     match store.read(path, KEY_FILE_BYTES_MAX) {
         Ok(bytes) => {
             let bytes = Zeroizing::new(bytes);
-            let text = std::str::from_utf8(&bytes).map_err(|_| OpenLogError::SecretForm { path: path.to_owned() })?;
+            let text = std::str::from_utf8(&bytes).map_err(|_| OpenLogError::KeyDamaged { path: path.to_owned() })?;
             Ok(Some(Zeroizing::new(text.to_owned())))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -192,19 +228,33 @@ fn read_key(store: &dyn Storage, path: &str) -> Result<Option<Zeroizing<String>>
     }
 }
 
-fn read_secret(store: &dyn Storage, path: &str) -> Result<Option<Secret>, OpenLogError> {
+/// A secret file is one line: the secret and its sum in hexadecimal, with a plus between.
+fn read_secret(store: &dyn Storage, log: &VerifierKey, path: &str) -> Result<Option<Secret>, OpenLogError> {
     let Some(text) = read_key(store, path)? else { return Ok(None) };
+    let damaged = || OpenLogError::KeyDamaged { path: path.to_owned() };
+    let (digits, sum) = text.trim_end_matches('\n').split_once('+').ok_or_else(damaged)?;
     let mut secret = Zeroizing::new([0; 32]);
-    hex::decode_to_slice(text.trim_end_matches('\n'), secret.as_mut_slice())
-        .map_err(|_| OpenLogError::SecretForm { path: path.to_owned() })?;
-    Ok(Some(secret))
+    hex::decode_to_slice(digits, secret.as_mut_slice()).map_err(|_| damaged())?;
+    if sum == secret_sum(log, path, &secret) { Ok(Some(secret)) } else { Err(damaged()) }
 }
 
-fn make_secret(store: &dyn Storage, path: &str) -> Result<Secret, LogFault> {
+fn make_secret(store: &dyn Storage, log: &VerifierKey, path: &str) -> Result<Secret, LogFault> {
     let secret = random::<32>()?;
-    let text = Zeroizing::new(format!("{}\n", Zeroizing::new(hex::encode(*secret)).as_str()));
+    let digits = Zeroizing::new(hex::encode(*secret));
+    let text = Zeroizing::new(format!("{}+{}\n", digits.as_str(), secret_sum(log, path, &secret)));
     write_whole(store, path, text.as_bytes())?;
     Ok(secret)
+}
+
+/// The first 8 bytes of SHA-256 over a tag, the log's verifier key line, the file's path and the secret, with zero bytes
+/// between: a flipped bit, another tenant's key and another log's key all have another sum.
+fn secret_sum(log: &VerifierKey, path: &str, secret: &Secret) -> String {
+    let mut hash = Sha256::new();
+    hash.update(format!("bulkhead/key-file/v1\0{log}\0{path}\0"));
+    hash.update(secret.as_slice());
+    let mut sum = hex::encode(hash.finalize());
+    sum.truncate(16);
+    sum
 }
 
 /// Writes a file so that a crash leaves all of it or none.

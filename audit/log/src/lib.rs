@@ -21,6 +21,7 @@ mod segment;
 mod sequence;
 mod slot;
 mod storage;
+mod trace_file;
 
 pub use audit_provenance::{Released, SealReason, Violation};
 pub use clock::{Clock, SystemClock};

@@ -70,6 +70,12 @@ pub enum AppendError {
         /// What happened first.
         reason: Arc<str>,
     },
+    /// The tenant's commitment key is lost, damaged or could not be made. Other tenants are served.
+    #[error("no commitment key: {reason}")]
+    Key {
+        /// What is wrong, with the file.
+        reason: Arc<str>,
+    },
     /// The log was shut down.
     #[error("the audit log is shut down")]
     Closed,
@@ -248,7 +254,7 @@ impl AuditLog {
         let tenant = shared.keys.tenant_ref(principal.name());
         lock(&shared.tenants).insert(principal.tenant(), tenant);
         let epoch = epoch(shared.clock.wall_us());
-        let openings = self.new_openings(permit, epoch).await?;
+        let openings = self.new_openings(permit, tenant, epoch).await?;
         let request = Commitment::of(Field::Request, &openings.request, facts.body);
         let opened = Opened {
             epoch,
@@ -270,16 +276,20 @@ impl AuditLog {
     }
 
     /// A tenant's first request of an epoch makes a key file, which blocks: that goes to another thread.
-    async fn new_openings(&self, permit: &Permit, epoch: u64) -> Result<Openings, AppendError> {
+    async fn new_openings(&self, permit: &Permit, tenant: TenantRef, epoch: u64) -> Result<Openings, AppendError> {
         let (name, request) = (permit.principal().name().clone(), permit.request().bytes());
         let keys = Arc::clone(&self.shared.keys);
+        let used = lock(&self.shared.index).has_epoch(tenant, epoch);
         let made = if keys.knows(&name, epoch) {
-            keys.new_openings(&name, epoch, &request)
+            keys.new_openings(&name, epoch, &request, used)
         } else {
-            let make = tokio::task::spawn_blocking(move || keys.new_openings(&name, epoch, &request));
+            let make = tokio::task::spawn_blocking(move || keys.new_openings(&name, epoch, &request, used));
             make.await.map_err(|_| AppendError::Closed)?
         };
-        made.map_err(|error| failed(&error.to_string()))
+        made.map_err(|error| {
+            tracing::error!(%error, "no commitment key for a tenant");
+            AppendError::Key { reason: Arc::from(error.to_string()) }
+        })
     }
 
     /// The verifier key line, as `log.vkey` in the log's folder holds it.

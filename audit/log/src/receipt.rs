@@ -4,9 +4,10 @@
 use crate::index::RequestRecord;
 use crate::log::{Shared, lock};
 use crate::publish::Published;
-use crate::segment::{trace_at, traces_path};
+use crate::segment::traces_path;
 use crate::storage::Storage;
-use audit_provenance::{Body, Disclosure, Entry, Sealing, Trace};
+use crate::trace_file::trace_at;
+use audit_provenance::{Body, Commitment, Disclosure, Entry, Field, Opened, Openings, Sealing, Trace};
 use audit_tlog::{TileFiles, TilePath, TiledTree, TlogProof, TreeReadError};
 use policies_domain::{Principal, RequestId};
 use std::io;
@@ -61,7 +62,10 @@ pub(crate) fn receipt(shared: &Shared, principal: &Principal, request: RequestId
         match prove(shared, principal, request, &record, sealed_index, &published) {
             Err(Failure::Tree(TreeReadError::Storage { source, .. }))
                 if source.kind() == io::ErrorKind::NotFound && tries < TRIES_MAX => {}
-            Err(failure) => return Err(ReceiptError::Damaged { reason: Arc::from(failure.to_string()) }),
+            Err(failure) => {
+                tracing::error!(%failure, "a receipt cannot be made");
+                return Err(ReceiptError::Damaged { reason: Arc::from(failure.to_string()) });
+            }
             Ok(text) => return Ok(text),
         }
     }
@@ -89,11 +93,11 @@ fn prove(
     let tree = TiledTree::new(published.size, published.root, &files);
     let (opened, sealed) = (tree.entry(record.opened)?, tree.entry(sealed_index)?);
     // The index only says where to look; the entries themselves say whose they are.
-    let epoch = match Entry::decode(&opened) {
+    let commitments = match Entry::decode(&opened) {
         Ok(Entry { head, body: Body::Opened(body) })
             if head.uuid == request.bytes() && head.tenant.is_some_and(|link| link.tenant == record.tenant) =>
         {
-            body.epoch
+            body
         }
         _ => return Err(Failure::Index { index: record.opened }),
     };
@@ -101,12 +105,14 @@ fn prove(
         Ok(Entry { body: Body::Sealed(sealing), .. }) if sealing.request == request => sealing,
         _ => return Err(Failure::Index { index: sealed_index }),
     };
+    let openings = shared.keys.openings(principal.name(), commitments.epoch, &request.bytes())?;
+    let openings = openings.filter(|openings| opens(openings, &commitments, record.opened));
     let disclosure = Disclosure {
         opened,
         sealed,
         opened_index: record.opened,
         opened_proof: tree.prove_inclusion(record.opened)?.iter().map(|hash| hash.0).collect(),
-        openings: shared.keys.openings(principal.name(), epoch, &request.bytes())?,
+        openings,
         trace: stored_trace(&*shared.storage, record, sealed_index, &sealing),
     };
     let proof = TlogProof {
@@ -118,14 +124,23 @@ fn prove(
     Ok(proof.encode())
 }
 
+/// Whether the salts are those of the entry. A key made after the entry's was destroyed opens nothing of it.
+fn opens(openings: &Openings, opened: &Opened, index: u64) -> bool {
+    let right = Commitment::of(Field::Tenant, &openings.tenant, openings.tenant_name.as_bytes()) == opened.tenant_name;
+    if !right {
+        tracing::warn!(index, "the tenant's key is not the one of this entry: its receipt opens nothing");
+    }
+    right
+}
+
 /// The trace, if it is still there and is the one that the sealed entry speaks of.
 fn stored_trace(store: &dyn Storage, record: &RequestRecord, sealed_index: u64, sealing: &Sealing) -> Option<Vec<u8>> {
     let place = record.trace?;
     let file = store.open(&traces_path(place.segment)).ok()?;
-    let (index, trace, _) = trace_at(&*file, place.offset)?;
-    let right = index == sealed_index && Some(Trace::root(&trace)) == sealing.trace;
-    if !right {
+    let stored = trace_at(&*file, place.offset).ok().flatten();
+    let right = stored.filter(|(index, trace, _)| *index == sealed_index && Some(Trace::root(trace)) == sealing.trace);
+    if right.is_none() {
         tracing::error!(index = sealed_index, "the stored trace is not the one that the log speaks of");
     }
-    right.then_some(trace)
+    right.map(|(_, trace, _)| trace)
 }

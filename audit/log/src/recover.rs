@@ -10,12 +10,11 @@ use crate::fault::{LogFault, OpenLogError, storage};
 use crate::index::{Index, OpenRequest, OpenRequests, note_batch};
 use crate::keys::{Keys, random};
 use crate::publish::{CHECKPOINT, Published, Publisher};
-use crate::segment::{
-    SEGMENT_BYTES_MAX, SEGMENTS, SegmentWriter, TracePlace, next_frame, segment_path, trace_at, traces_path,
-};
+use crate::segment::{SEGMENT_BYTES, SEGMENT_BYTES_MAX, SEGMENTS, SegmentWriter, TracePlace, next_frame, segment_path};
 use crate::sequence::{BATCH_MAX, Commit, Draft, Sequencer, TenantHead};
 use crate::slot::Slot;
 use crate::storage::Storage;
+use crate::trace_file::recover_traces;
 use audit_provenance::{Body, Coverage, Entry, PageCounts, SealReason, Sealing, TenantRef, schema_digest};
 use audit_tlog::{CHECKPOINT_BYTES_MAX, Checkpoint, Edge, TILE_WIDTH, encode_bundle};
 use policies_domain::{Digest, RequestId};
@@ -48,7 +47,7 @@ pub(crate) fn open(
     }
     let (committed, root) = slot.current().map_or((0, Edge::new().root()), |current| (current.size, current.root));
     if scan.edge.size() < committed {
-        return Err(OpenLogError::Entry { index: scan.edge.size() });
+        return Err(scan.missing(scan.edge.size()));
     }
     if scan.edge.root() != root {
         return Err(OpenLogError::Root { size: committed });
@@ -61,7 +60,12 @@ pub(crate) fn open(
     let mut index = std::mem::take(&mut scan.index);
     scan.discard(&*store)?;
     for first in &segments {
-        traces(&*store, *first, committed, &mut index, &scan.sealed_requests)?;
+        let ours = |entry| scan.sealed_requests.contains_key(&entry);
+        recover_traces(&*store, *first, ours, |entry, offset| {
+            if let Some(request) = scan.sealed_requests.get(&entry) {
+                index.note_trace(*request, TracePlace { segment: *first, offset });
+            }
+        })?;
     }
     let mut publisher = Publisher::new(Arc::clone(&store), published_edge, bundle);
     publish_rest(&*store, &segments, &mut publisher, committed)?;
@@ -167,6 +171,8 @@ struct Scan {
     open: Vec<(RequestId, OpenRequest)>,
     /// First entry of the segment that the last committed entry lies in.
     last_segment: u64,
+    /// Whether that segment has its full length, so that what comes after it lies in the next one.
+    segment_full: bool,
     /// Segments that are longer than their committed entries, and the length of those.
     uncommitted: Vec<(u64, u64)>,
     entries_discarded: u64,
@@ -178,7 +184,7 @@ impl Scan {
         let checkpoint = match store.read(CHECKPOINT, CHECKPOINT_BYTES_MAX) {
             Ok(note) => {
                 let opened = Checkpoint::open(&note, &keys.verifier_key());
-                Some(opened.map_err(|source| OpenLogError::Checkpoint { source })?)
+                Some(opened.map_err(|source| OpenLogError::Checkpoint { path: CHECKPOINT, source })?)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(storage("read", CHECKPOINT)(error).into()),
@@ -200,6 +206,7 @@ impl Scan {
             requests: OpenRequests::default(),
             open: Vec::new(),
             last_segment: 0,
+            segment_full: false,
             uncommitted: Vec::new(),
             entries_discarded: 0,
             bytes_discarded: 0,
@@ -215,15 +222,21 @@ impl Scan {
         let mut rest = bytes.as_slice();
         if first < self.committed {
             if first != self.edge.size() {
-                return Err(OpenLogError::Entry { index: self.edge.size() });
-            }
-            while self.edge.size() < self.committed && !rest.is_empty() {
-                let index = self.edge.size();
-                let (bytes, leaf) = next_frame(&mut rest).ok_or(OpenLogError::Entry { index })?;
-                let entry = Entry::decode(bytes).map_err(|source| OpenLogError::Decode { index, source })?;
-                self.entry(index, bytes, leaf, &entry)?;
+                return Err(self.missing(self.edge.size()));
             }
             self.last_segment = first;
+            self.segment_full = bytes.len() as u64 >= SEGMENT_BYTES;
+            while self.edge.size() < self.committed && !rest.is_empty() {
+                let index = self.edge.size();
+                let (bytes, leaf) =
+                    next_frame(&mut rest).ok_or_else(|| OpenLogError::Entry { index, path: path.clone() })?;
+                let entry = Entry::decode(bytes).map_err(|source| OpenLogError::Decode {
+                    index,
+                    path: path.clone(),
+                    source,
+                })?;
+                self.entry(index, bytes, leaf, &entry)?;
+            }
         }
         if !rest.is_empty() {
             self.uncommitted.push((first, (bytes.len() - rest.len()) as u64));
@@ -233,6 +246,12 @@ impl Scan {
             }
         }
         Ok(())
+    }
+
+    /// Entry `index` is missing at the end of what was read.
+    fn missing(&self, index: u64) -> OpenLogError {
+        let segment = if self.segment_full { index } else { self.last_segment };
+        OpenLogError::Entry { index, path: segment_path(segment) }
     }
 
     /// Cuts off what was never committed.
@@ -257,7 +276,7 @@ impl Scan {
             let previous = self.tenants.insert(link.tenant, head);
             let wanted = previous.unwrap_or(TenantHead { next: 0, leaf: Digest([0; 32]) });
             if (link.number, link.previous) != (wanted.next, wanted.leaf) {
-                return Err(OpenLogError::Entry { index });
+                return Err(OpenLogError::Entry { index, path: segment_path(self.last_segment) });
             }
         }
         if let Body::Sealed(sealed) = &entry.body {
@@ -288,33 +307,6 @@ impl Scan {
     }
 }
 
-/// Finds the traces of a segment's entries again; cuts off those of entries that were never committed.
-fn traces(
-    store: &dyn Storage,
-    first: u64,
-    committed: u64,
-    index: &mut Index,
-    sealed: &HashMap<u64, RequestId>,
-) -> Result<(), OpenLogError> {
-    let path = traces_path(first);
-    let file = store.open(&path).map_err(storage("open", &path))?;
-    let mut offset = 0;
-    while let Some((entry, _, next)) = trace_at(&*file, offset) {
-        if entry >= committed {
-            break;
-        }
-        if let Some(request) = sealed.get(&entry) {
-            index.note_trace(*request, TracePlace { segment: first, offset });
-        }
-        offset = next;
-    }
-    if file.length().map_err(storage("measure", &path))? > offset {
-        file.truncate(offset).map_err(storage("cut", &path))?;
-        file.sync().map_err(storage("sync", &path))?;
-    }
-    Ok(())
-}
-
 /// Gives the publisher the committed entries that it has not seen. Their root was compared by now.
 fn publish_rest(
     store: &dyn Storage,
@@ -331,7 +323,7 @@ fn publish_rest(
         let bytes = store.read(&path, SEGMENT_BYTES_MAX).map_err(storage("read", &path))?;
         let mut rest = bytes.as_slice();
         for index in *first..end {
-            let (entry, _) = next_frame(&mut rest).ok_or(OpenLogError::Entry { index })?;
+            let (entry, _) = next_frame(&mut rest).ok_or_else(|| OpenLogError::Entry { index, path: path.clone() })?;
             if index >= publisher.size() {
                 publisher.push(entry)?;
             }

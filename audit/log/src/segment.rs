@@ -6,6 +6,7 @@
 
 use crate::fault::{LogFault, storage};
 use crate::storage::{Storage, StoredFile};
+use crate::trace_file::{TRACE_BYTES_MAX, encode_trace};
 use audit_provenance::ENTRY_BYTES_MAX;
 use audit_tlog::{Hash, leaf_hash};
 use std::sync::Arc;
@@ -15,10 +16,7 @@ pub(crate) const SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
 /// Longest segment that is read: one batch goes over the limit at most.
 pub(crate) const SEGMENT_BYTES_MAX: usize =
     SEGMENT_BYTES as usize + crate::sequence::BATCH_MAX * (FRAME_HEAD + ENTRY_BYTES_MAX);
-/// Longest trace that is kept; a longer one leaves its digest in the log and nothing else.
-pub(crate) const TRACE_BYTES_MAX: usize = 256 * 1024;
 const FRAME_HEAD: usize = 40;
-const TRACE_HEAD: usize = 16;
 
 pub(crate) const SEGMENTS: &str = "segments";
 pub(crate) const TRACES: &str = "traces";
@@ -59,30 +57,6 @@ pub(crate) fn next_frame<'a>(rest: &mut &'a [u8]) -> Option<(&'a [u8], Hash)> {
     }
     *rest = after;
     Some((entry, computed))
-}
-
-fn encode_trace(index: u64, trace: &[u8]) -> Vec<u8> {
-    let mut frame = Vec::with_capacity(TRACE_HEAD + trace.len());
-    #[expect(clippy::cast_possible_truncation, reason = "callers keep traces below TRACE_BYTES_MAX")]
-    frame.extend_from_slice(&(trace.len() as u32).to_be_bytes());
-    let sum = crc32c::crc32c_append(crc32c::crc32c(&index.to_be_bytes()), trace);
-    frame.extend_from_slice(&sum.to_be_bytes());
-    frame.extend_from_slice(&index.to_be_bytes());
-    frame.extend_from_slice(trace);
-    frame
-}
-
-/// The trace frame at `offset`: the entry that it belongs to, the trace, and where the next one begins. `None` for a
-/// torn or damaged frame and at the end.
-pub(crate) fn trace_at(file: &dyn StoredFile, offset: u64) -> Option<(u64, Vec<u8>, u64)> {
-    let head = file.read_at(offset, TRACE_HEAD).ok()?;
-    let (length, rest) = head.split_first_chunk::<4>()?;
-    let (sum, rest) = rest.split_first_chunk::<4>()?;
-    let (index, _) = rest.split_first_chunk::<8>()?;
-    let length = usize::try_from(u32::from_be_bytes(*length)).ok().filter(|&length| length <= TRACE_BYTES_MAX)?;
-    let trace = file.read_at(offset + TRACE_HEAD as u64, length).ok()?;
-    let whole = crc32c::crc32c_append(crc32c::crc32c(index), &trace).to_be_bytes() == *sum;
-    whole.then(|| (u64::from_be_bytes(*index), trace, offset + (TRACE_HEAD + length) as u64))
 }
 
 /// Where a trace lies.

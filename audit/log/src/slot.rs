@@ -37,7 +37,7 @@ impl Slot {
         let current = newest(&read_copies(&*file)?)?;
         if let Some(commitment) = &current {
             let checkpoint = Checkpoint::open(commitment.note.as_bytes(), key);
-            let checkpoint = checkpoint.map_err(|source| OpenLogError::Checkpoint { source })?;
+            let checkpoint = checkpoint.map_err(|source| OpenLogError::Checkpoint { path: SLOT, source })?;
             if checkpoint.size != commitment.size || checkpoint.root != commitment.root {
                 return Err(OpenLogError::Slot);
             }

@@ -193,7 +193,7 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::Append(AppendError::Busy { retry_after_ms }) => {
             Refusal::overload(503, "audit_log_busy", message, *retry_after_ms)
         }
-        RequestError::Append(AppendError::Failed { .. } | AppendError::Closed) => {
+        RequestError::Append(AppendError::Failed { .. } | AppendError::Key { .. } | AppendError::Closed) => {
             // Why it failed names files: that is the operator's to know.
             let message = "The audit log is not available, so nothing can be answered.".to_owned();
             let refusal = Refusal::internal(503, "audit_log_unavailable", message);
