@@ -4,7 +4,8 @@
 Usage: receipt.py VERIFIER-KEY-FILE RECEIPT-FILE
 
 Written apart from the product, from the public formats: C2SP signed-note, tlog-checkpoint and tlog-proof, RFC 9162
-section 2.1.3.2, and docs/log-format.md for the extra line. Exit status 0 when the receipt is genuine, 1 when it is not.
+section 2.1.3.2, and docs/log-format.md for the extra line. It shows that the sealed entry is in the signed log; the
+opened entry, the trace and the salts beside it are not looked at. Exit status 0 when it is, 1 when it is not.
 """
 
 import base64
@@ -34,6 +35,7 @@ def require(condition, reason):
 
 
 def read_file(path, bytes_max):
+    require(os.path.isfile(path), f"{path} is not a regular file")
     with open(path, "rb") as file:
         data = file.read(bytes_max + 1)
     require(len(data) <= bytes_max, f"{path} is longer than {bytes_max} bytes")

@@ -93,6 +93,12 @@ async fn check(run: impl Fn(&Path, &Path) -> Output) {
         assert!(text.starts_with("REFUSED"), "{what}: {text}{errors}");
     }
 
+    // A pipe is refused and not waited for.
+    let pipe = log.dir.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success(), "`mkfifo` failed");
+    let text = String::from_utf8_lossy(&run(&log.key_file(), &pipe).stdout).into_owned();
+    assert!(text.starts_with("REFUSED") && text.contains("not a regular file"), "{text}");
+
     // The right receipt under another log's key.
     let other = RealLog::open();
     std::fs::write(&path, &receipt).unwrap();
