@@ -1,5 +1,6 @@
 //! A whole log, from its files: every entry hashed and read, every tile, the root, every tenant's chain, every pair.
 
+use crate::file::read_file;
 use audit_provenance::{Body, DecodeError, ENTRY_BYTES_MAX, Entry, SealReason, TenantRef, schema_digest};
 use audit_tlog::{
     BundleError, CHECKPOINT_BYTES_MAX, Checkpoint, CheckpointError, Edge, Hash, TILE_WIDTH, TilePath, VerifierKey,
@@ -7,8 +8,7 @@ use audit_tlog::{
 };
 use policies_domain::{Digest, RequestId};
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::Path;
 
 /// What a sound log holds.
@@ -33,7 +33,7 @@ pub struct LogReport {
 /// Why a log is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum LogRefusal {
-    /// A file is missing, unreadable or too long.
+    /// A file is missing, unreadable, too long or no regular file.
     #[error("`{path}`: {source}")]
     File {
         /// Relative to the log's folder.
@@ -194,12 +194,7 @@ fn check_tile(dir: &Path, path: TilePath, hashes: &[Hash]) -> Result<(), LogRefu
 
 /// Reads a file of at most `bytes_max` bytes.
 fn read(dir: &Path, path: &str, bytes_max: usize) -> Result<Vec<u8>, LogRefusal> {
-    let failed = |source| LogRefusal::File { path: path.to_owned(), source };
-    let mut bytes = Vec::new();
-    File::open(dir.join(path))
-        .and_then(|file| file.take(bytes_max as u64 + 1).read_to_end(&mut bytes))
-        .map_err(failed)?;
-    if bytes.len() > bytes_max { Err(failed(io::ErrorKind::FileTooLarge.into())) } else { Ok(bytes) }
+    read_file(&dir.join(path), bytes_max).map_err(|source| LogRefusal::File { path: path.to_owned(), source })
 }
 
 /// What the entries say, taken in order.

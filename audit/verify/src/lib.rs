@@ -4,10 +4,12 @@
 //! of the writer is not repeated by its checker.
 #![forbid(unsafe_code)]
 
+mod file;
 mod folder;
 mod receipt;
 mod response;
 
+pub use file::read_file;
 pub use folder::{LogRefusal, LogReport, check_log};
-pub use receipt::{Evidence, ReceiptRefusal, ReceiptReport, check_receipt};
+pub use receipt::{Evidence, ReceiptRefusal, ReceiptReport, Unchecked, check_receipt};
 pub use response::{PayloadError, RESPONSE_BYTES_MAX, payloads};

@@ -7,11 +7,10 @@ mod print;
 
 use anyhow::{Context as _, bail};
 use audit_tlog::{PROOF_BYTES_MAX, VerifierKey};
-use audit_verify::{Evidence, RESPONSE_BYTES_MAX, check_log, check_receipt};
+use audit_verify::{Evidence, RESPONSE_BYTES_MAX, check_log, check_receipt, read_file};
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::fs::File;
-use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -84,10 +83,13 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
             let evidence = Evidence { request: request.as_deref(), response: response.as_deref() };
             let checked = check_receipt(&receipt, &key.key, evidence);
             if let (Some(path), Ok(report)) = (extract_entry, &checked) {
+                if path.exists() && !path.is_file() {
+                    bail!("cannot write `{}`: not a regular file", path.display());
+                }
                 std::fs::write(&path, &report.entry).with_context(|| format!("cannot write `{}`", path.display()))?;
             }
             let text = match (&checked, json) {
-                (Ok(report), false) => print::receipt(report, &key, evidence),
+                (Ok(report), false) => print::receipt(report, &key),
                 (Ok(report), true) => print::receipt_json(report, &key),
                 (Err(refusal), false) => print::refusal("receipt", refusal.check(), refusal),
                 (Err(refusal), true) => print::refusal_json(refusal.check(), refusal),
@@ -154,13 +156,7 @@ fn read_key(path: &Path) -> anyhow::Result<VerifierKey> {
 }
 
 fn read(path: &Path, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
-    let cannot = || format!("cannot read `{}`", path.display());
-    let mut bytes = Vec::new();
-    File::open(path).with_context(cannot)?.take(bytes_max as u64 + 1).read_to_end(&mut bytes).with_context(cannot)?;
-    if bytes.len() > bytes_max {
-        bail!("`{}` is longer than {bytes_max} bytes", path.display());
-    }
-    Ok(bytes)
+    read_file(path, bytes_max).with_context(|| format!("cannot read `{}`", path.display()))
 }
 
 fn progress_bar(hidden: bool) -> ProgressBar {

@@ -2,7 +2,7 @@
 
 use crate::GivenKey;
 use audit_provenance::{Coverage, SealReason};
-use audit_verify::{Evidence, LogReport, ReceiptReport};
+use audit_verify::{LogReport, ReceiptReport, Unchecked};
 use serde_json::json;
 use std::fmt::{Display, Write as _};
 
@@ -16,7 +16,7 @@ impl Lines {
     }
 }
 
-pub(crate) fn receipt(report: &ReceiptReport, key: &GivenKey, evidence: Evidence<'_>) -> String {
+pub(crate) fn receipt(report: &ReceiptReport, key: &GivenKey) -> String {
     let (opened, sealed) = (&report.opened, &report.sealed);
     let mut lines = Lines(String::new());
     lines.line("receipt", "genuine");
@@ -42,21 +42,39 @@ pub(crate) fn receipt(report: &ReceiptReport, key: &GivenKey, evidence: Evidence
     let (queued, prefill, decode) = (ms(sealed.queued_us), ms(sealed.prefill_us), ms(sealed.decode_us));
     lines.line("timings", format_args!("{queued} queued, {prefill} prefill, {decode} decode"));
     lines.line("checked", report.passed.join(", "));
-    let missing = [
-        (evidence.request.is_none(), "request (--request FILE)"),
-        (evidence.response.is_none(), "response (--response FILE)"),
-        (report.trace.is_none(), "trace (not in the receipt)"),
-        (report.tenant_name.is_none(), "tenant (not in the receipt)"),
-    ];
-    let missing: Vec<_> = missing.iter().filter(|(missing, _)| *missing).map(|(_, what)| *what).collect();
-    if !missing.is_empty() {
-        lines.line("unchecked", missing.join(", "));
+    for part in &report.unchecked {
+        lines.line("unchecked", unchecked(*part));
     }
     lines.line("verdict", verdict(report));
     lines.0
 }
 
-fn verdict(report: &ReceiptReport) -> &'static str {
+fn unchecked(part: Unchecked) -> &'static str {
+    match part {
+        Unchecked::Tenant => "tenant's name: the receipt holds no salts",
+        Unchecked::Trace => "trace: not available, so it is not shown which pages were read",
+        Unchecked::Request => "request commitment: give --request FILE",
+        Unchecked::Response => "response commitment: give --response FILE",
+        Unchecked::Chunks => "chunk chain: it takes --response FILE and a receipt with a trace",
+    }
+}
+
+fn verdict(report: &ReceiptReport) -> String {
+    let bodies: Vec<_> = [(Unchecked::Request, "request"), (Unchecked::Response, "response")]
+        .into_iter()
+        .filter(|(part, _)| report.unchecked.contains(part))
+        .map(|(_, name)| name)
+        .collect();
+    let bodies = if bodies.is_empty() {
+        String::new()
+    } else {
+        format!("; it was not checked against the {}", bodies.join(" and the "))
+    };
+    format!("{}{bodies}", recorded(report))
+}
+
+/// What the log records of the response.
+fn recorded(report: &ReceiptReport) -> &'static str {
     match report.sealed.reason {
         SealReason::Isolation if report.sealed.chunks == 0 => {
             "an isolation fault stopped this response before its first byte left; the log has the incident"
@@ -65,6 +83,10 @@ fn verdict(report: &ReceiptReport) -> &'static str {
             "an isolation fault stopped this response after bytes had left; the log has the incident"
         }
         SealReason::Crash => "the program ended before this response did; what it read and sent is not recorded",
+        _ if report.trace.is_none() => {
+            "this log counts no page of another tenant for this response; the trace that would show each page is not \
+             available"
+        }
         _ => "this log records that every page this response read was the tenant's own or public",
     }
 }
@@ -115,6 +137,7 @@ pub(crate) fn receipt_json(report: &ReceiptReport, key: &GivenKey) -> String {
         "prefill_us": sealed.prefill_us,
         "decode_us": sealed.decode_us,
         "checked": report.passed,
+        "unchecked": report.unchecked.iter().map(|part| part.name()).collect::<Vec<_>>(),
         "verdict": verdict(report),
     }))
 }

@@ -53,6 +53,37 @@ pub struct ReceiptReport {
     pub trace: Option<Trace>,
     /// Names of the checks that passed, in order.
     pub passed: Vec<&'static str>,
+    /// What could not be checked. A change there is not noticed.
+    pub unchecked: Vec<Unchecked>,
+}
+
+/// A part of a receipt that says nothing without something that was not at hand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unchecked {
+    /// The tenant's name: the receipt holds no salts.
+    Tenant,
+    /// Which pages were read: the receipt holds no trace. The entry's counts are all there is.
+    Trace,
+    /// The commitment of the request, and the salt that opens it: no request body was given.
+    Request,
+    /// The commitment of the response, and the salt that opens it: no response was given.
+    Response,
+    /// The chunk chain, and its salt: it takes the response and the trace.
+    Chunks,
+}
+
+impl Unchecked {
+    /// The part's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tenant => "tenant",
+            Self::Trace => "trace",
+            Self::Request => "request",
+            Self::Response => "response",
+            Self::Chunks => "chunks",
+        }
+    }
 }
 
 /// Why a receipt is refused.
@@ -205,7 +236,8 @@ pub fn check_receipt(
     if sealed.pages.foreign > 0 && sealed.reason != SealReason::Isolation {
         return Err(ReceiptRefusal::Pages { foreign: sealed.pages.foreign });
     }
-    passed.push("pages");
+    // Without a trace the entry's own counts are all that there is to look at.
+    passed.push(if trace.is_some() { "pages" } else { "page counts" });
 
     if let Some(body) = evidence.request {
         let openings = disclosure.openings.as_ref().ok_or(ReceiptRefusal::NoOpenings { content: "request" })?;
@@ -220,6 +252,15 @@ pub fn check_receipt(
         passed.push("response");
     }
 
+    let missing = [
+        (Unchecked::Tenant, disclosure.openings.is_none()),
+        (Unchecked::Trace, trace.is_none()),
+        (Unchecked::Request, evidence.request.is_none()),
+        (Unchecked::Response, evidence.response.is_none()),
+        (Unchecked::Chunks, evidence.response.is_none() || trace.is_none()),
+    ];
+    let unchecked = missing.into_iter().filter(|(_, missing)| *missing).map(|(part, _)| part).collect();
+
     Ok(ReceiptReport {
         checkpoint,
         index: proof.index,
@@ -232,6 +273,7 @@ pub fn check_receipt(
         entry: disclosure.sealed,
         trace,
         passed,
+        unchecked,
     })
 }
 

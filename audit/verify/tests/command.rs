@@ -3,6 +3,8 @@
 
 mod real_log;
 
+use audit_provenance::Disclosure;
+use audit_tlog::TlogProof;
 use policies_domain::{Label, TenantId};
 use real_log::{REQUEST_BODY, RealLog};
 use std::path::Path;
@@ -36,19 +38,24 @@ async fn a_receipt_is_checked_with_everything_at_hand() {
     for word in ["genuine", "as given", "acme", "label gate", "page tags in the kernels", "0 foreign", "response\n"] {
         assert!(text.contains(word), "no `{word}` in\n{text}");
     }
-    assert!(!text.contains("unchecked"), "{text}");
+    assert!(!text.contains("unchecked") && !text.contains("not checked"), "{text}");
 
     std::fs::copy(log.key_file(), folder.path().join("log.vkey")).unwrap();
     let (status, text, _) = run(&["receipt", "r.tlog-proof", "--extract-entry", "entry.cbor"], folder.path());
     assert_eq!(status, 0);
     assert!(text.contains("trust it as far as you trust where that file came from"), "{text}");
-    assert!(text.contains("unchecked request (--request FILE), response (--response FILE)"), "{text}");
+    for part in ["request commitment: give --request FILE", "response commitment: give --response FILE", "chunk chain"]
+    {
+        assert!(text.contains(&format!("unchecked {part}")), "no `{part}` in\n{text}");
+    }
+    assert!(text.contains("it was not checked against the request and the response\n"), "{text}");
     assert!(folder.path().join("entry.cbor").metadata().unwrap().len() > 300);
 
     let (status, text, _) = run(&["receipt", "r.tlog-proof", "--json"], folder.path());
     let value: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!((status, text.lines().count()), (0, 1));
     assert_eq!((value["result"].as_str(), value["key_given"].as_bool()), (Some("genuine"), Some(false)));
+    assert_eq!(value["unchecked"], serde_json::json!(["request", "response", "chunks"]));
     assert_eq!((value["tenant"].as_str(), value["pages"]["foreign"].as_u64()), (Some("acme"), Some(0)));
 
     write("response.sse", events.replace("be", "me").as_bytes());
@@ -102,4 +109,61 @@ async fn a_log_is_checked_and_summed_up() {
     std::fs::write(&bundle, bytes).unwrap();
     let (status, text, _) = run(&["log", dir], Path::new("/"));
     assert!(status == 1 && text.contains("REFUSED"), "{text}");
+}
+
+#[tokio::test]
+async fn a_receipt_without_its_trace_is_not_said_to_show_pages() {
+    let log = RealLog::open();
+    let events = log.streamed(&log.acme, 1).await;
+    let proof = TlogProof::parse(log.receipt(&log.acme, 1).as_bytes()).unwrap();
+    let disclosure = Disclosure::decode(proof.extra.as_ref().unwrap()).unwrap();
+    let bare = TlogProof { extra: Some(Disclosure { trace: None, ..disclosure }.encode()), ..proof };
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
+    write("r", bare.encode().as_bytes());
+    write("request.json", REQUEST_BODY);
+    write("response.sse", events.as_bytes());
+    let key = log.log.verifier_key();
+    let evidence = ["receipt", "r", "--request", "request.json", "--response", "response.sse", "--key", &key];
+    let (status, text, _) = run(&evidence, folder.path());
+    assert_eq!(status, 0, "{text}");
+    assert!(text.contains("unchecked trace: not available") && text.contains("unchecked chunk chain"), "{text}");
+    assert!(text.contains("the trace that would show each page is not available"), "{text}");
+    assert!(!text.contains("every page") && !text.contains("trace, pages"), "{text}");
+    let (_, text, _) = run(&[&evidence[..], &["--json"]].concat(), folder.path());
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(value["unchecked"], serde_json::json!(["trace", "chunks"]));
+    assert!(!value["verdict"].as_str().unwrap().contains("every page"), "{text}");
+}
+
+#[tokio::test]
+async fn pipes_are_refused_and_not_waited_for() {
+    let log = RealLog::open();
+    log.streamed(&log.acme, 1).await;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("r"), log.receipt(&log.acme, 1)).unwrap();
+    let pipe = |path: &Path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success(), "`mkfifo` failed");
+    pipe(&folder.path().join("pipe"));
+    let key = log.log.verifier_key();
+    let with_key = |arguments: &[&str]| run(&[arguments, &["--key", &key]].concat(), folder.path());
+    let refused = [
+        with_key(&["receipt", "pipe"]),
+        with_key(&["receipt", "r", "--request", "pipe"]),
+        with_key(&["receipt", "r", "--response", "pipe"]),
+        with_key(&["receipt", "r", "--extract-entry", "pipe"]),
+        run(&["receipt", "r", "--key", "pipe"], folder.path()),
+    ];
+    for (status, text, errors) in refused {
+        assert!(status == 2 && errors.contains("`pipe`: not a regular file"), "{text}{errors}");
+    }
+    for path in ["checkpoint", "tile/entries/000.p/3"] {
+        let path = log.dir.path().join(path);
+        let content = std::fs::read(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        pipe(&path);
+        let (status, text, errors) = with_key(&["log", log.dir.path().to_str().unwrap()]);
+        assert!(status == 1 && text.contains("not a regular file"), "{text}{errors}");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, content).unwrap();
+    }
 }

@@ -6,7 +6,7 @@ mod real_log;
 use audit_log::ReceiptError;
 use audit_provenance::{Disclosure, Openings, SealReason};
 use audit_tlog::{LogSigner, TlogProof, VerifierKey};
-use audit_verify::{Evidence, ReceiptRefusal, check_receipt};
+use audit_verify::{Evidence, ReceiptRefusal, Unchecked, check_receipt};
 use policies_domain::{Label, RequestId, TenantId};
 use real_log::{REQUEST_BODY, RealLog, principal};
 
@@ -55,6 +55,42 @@ async fn any_changed_byte_is_refused() {
     }
     for length in 0..receipt.len() {
         assert!(check_receipt(&receipt[..length], &key(&log), Evidence::default()).is_err(), "cut to {length}");
+    }
+}
+
+/// Salts of what was not given are all that may change unnoticed, and the report says that they were not checked.
+#[tokio::test]
+async fn a_changed_byte_that_passes_lies_in_a_part_that_is_reported_as_unchecked() {
+    let log = RealLog::open();
+    let events = log.streamed(&log.acme, 1).await;
+    let receipt = log.receipt(&log.acme, 1).into_bytes();
+    let disclosed = |receipt: &[u8]| {
+        let proof = TlogProof::parse(receipt).unwrap();
+        (Disclosure::decode(proof.extra.as_ref().unwrap()).unwrap(), TlogProof { extra: None, ..proof })
+    };
+    let (genuine, proof) = disclosed(&receipt);
+    let request_only = Evidence { request: Some(REQUEST_BODY), response: None };
+    let response_only = Evidence { request: None, response: Some(events.as_bytes()) };
+    for evidence in [Evidence::default(), request_only, response_only] {
+        let mut passed = 0;
+        for position in 0..receipt.len() {
+            let mut changed = receipt.clone();
+            changed[position] ^= 1;
+            let Ok(report) = check_receipt(&changed, &key(&log), evidence) else { continue };
+            passed += 1;
+            let (mut found, found_proof) = disclosed(&changed);
+            let (openings, held) = (found.openings.as_mut().unwrap(), genuine.openings.as_ref().unwrap());
+            for part in &report.unchecked {
+                match part {
+                    Unchecked::Request => openings.request = held.request,
+                    Unchecked::Response => openings.response = held.response,
+                    Unchecked::Chunks => openings.chunks = held.chunks,
+                    Unchecked::Tenant | Unchecked::Trace => panic!("{part:?} was there, byte {position}"),
+                }
+            }
+            assert!(found == genuine && found_proof == proof, "byte {position} passes, and nothing says so");
+        }
+        assert!(passed > 0, "the salts are said to be unchecked and are checked");
     }
 }
 
