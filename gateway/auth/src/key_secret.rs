@@ -10,6 +10,11 @@ use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
 const SECRET_BYTES: usize = 32;
+const CHECKSUM_BYTES: usize = 32;
+/// The file: the secret, then its checksum.
+const FILE_BYTES: usize = SECRET_BYTES + CHECKSUM_BYTES;
+/// Sets the checksum apart from everything else that is hashed with the secret.
+const CHECKSUM_CONTEXT: &str = "bulkhead 2026 checksum of the key secret's file";
 
 /// 256 bits that only this installation has. A copied configuration is worthless without them.
 pub struct KeySecret(Zeroizing<[u8; SECRET_BYTES]>);
@@ -38,8 +43,14 @@ pub enum OpenSecretError {
         mode: u32,
     },
     /// Cut, or not made by us.
-    #[error("secret file `{}` does not hold exactly 32 bytes", path.display())]
+    #[error("secret file `{}` does not hold exactly {bytes} bytes", path.display(), bytes = FILE_BYTES)]
     Length {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Some bit of it changed: with it, every key would be unknown.
+    #[error("secret file `{}` is damaged, its checksum does not fit: restore it from a backup", path.display())]
+    Checksum {
         /// The file.
         path: PathBuf,
     },
@@ -75,11 +86,16 @@ impl KeySecret {
             return Err(OpenSecretError::Mode { path: path.to_owned(), mode });
         }
         // One byte more than wanted, so that a longer file is noticed and a huge one is not read.
-        let mut bytes = Zeroizing::new(Vec::with_capacity(SECRET_BYTES + 1));
-        file.take(SECRET_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
-        let secret = <[u8; SECRET_BYTES]>::try_from(bytes.as_slice())
-            .map_err(|_| OpenSecretError::Length { path: path.to_owned() })?;
-        Ok(Self(Zeroizing::new(secret)))
+        let mut bytes = Zeroizing::new(Vec::with_capacity(FILE_BYTES + 1));
+        file.take(FILE_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
+        let length = || OpenSecretError::Length { path: path.to_owned() };
+        let (secret, checksum) = bytes.split_first_chunk::<SECRET_BYTES>().ok_or_else(length)?;
+        let checksum = <[u8; CHECKSUM_BYTES]>::try_from(checksum).map_err(|_| length())?;
+        let secret = Self(Zeroizing::new(*secret));
+        if checksum != secret.checksum() {
+            return Err(OpenSecretError::Checksum { path: path.to_owned() });
+        }
+        Ok(secret)
     }
 
     fn create(path: &Path) -> Result<Self, OpenSecretError> {
@@ -90,7 +106,8 @@ impl KeySecret {
         let draft = path.with_extension(format!("draft-{}", std::process::id()));
         let _ = fs::remove_file(&draft);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).map_err(failed)?;
-        let written = file.write_all(secret.0.as_slice()).and_then(|()| file.sync_all());
+        let written = file.write_all(secret.0.as_slice()).and_then(|()| file.write_all(&secret.checksum()));
+        let written = written.and_then(|()| file.sync_all());
         let linked = written.and_then(|()| fs::hard_link(&draft, path));
         let _ = fs::remove_file(&draft);
         linked.and_then(|()| File::open(folder)?.sync_all()).map_err(failed)?;
@@ -101,6 +118,11 @@ impl KeySecret {
         let mut secret = Zeroizing::new([0u8; SECRET_BYTES]);
         getrandom::fill(secret.as_mut_slice()).map_err(OpenSecretError::Entropy)?;
         Ok(Self(secret))
+    }
+
+    /// Catches decay and slips, not forgery: whoever can write the file can write the checksum too.
+    fn checksum(&self) -> [u8; CHECKSUM_BYTES] {
+        blake3::derive_key(CHECKSUM_CONTEXT, self.0.as_slice())
     }
 
     /// The form in which a key may be stored.
@@ -187,7 +209,7 @@ mod tests {
     fn a_damaged_secret_is_refused_and_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key-secret");
-        for length in [0, 31, 33, 4096] {
+        for length in [0, 31, 32, 63, 65, 4096] {
             let _ = fs::remove_file(&path);
             fs::write(&path, vec![7; length]).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
@@ -195,6 +217,25 @@ mod tests {
             assert!(matches!(error, OpenSecretError::Length { .. }), "{length}: {error}");
             assert_eq!(fs::metadata(&path).unwrap().len(), length as u64);
         }
+    }
+
+    #[test]
+    fn every_changed_bit_of_the_secret_s_file_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key-secret");
+        KeySecret::open_or_create(&path).unwrap();
+        let good = fs::read(&path).unwrap();
+        for bit in 0..good.len() * 8 {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&path, &bytes).unwrap();
+            let error = KeySecret::open_or_create(&path).unwrap_err();
+            assert!(matches!(error, OpenSecretError::Checksum { .. }), "bit {bit}: {error}");
+            assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+            assert_eq!(fs::read(&path).unwrap(), bytes, "left alone");
+        }
+        fs::write(&path, good).unwrap();
+        KeySecret::open_or_create(&path).unwrap();
     }
 
     #[test]
