@@ -1,7 +1,6 @@
 //! The command line: what can be asked for, and who answers it.
 //!
-//! Results go to stdout, everything said on the way there to stderr.
-#![allow(clippy::print_stdout, reason = "a command-line program: stdout is where its results go")]
+//! Results go to stdout, everything said on the way there to stderr; see `output`.
 
 mod bench;
 mod chat;
@@ -12,11 +11,15 @@ mod fetch;
 mod http_client;
 mod key;
 mod machine;
+mod output;
 mod serve;
+
+pub(crate) use output::{is_reader_gone, note};
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use std::io::{self, IsTerminal};
+use output::{say, say_piece};
+use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use tracing_subscriber::filter::{EnvFilter, LevelFilter};
@@ -124,7 +127,7 @@ enum PeerName {
 
 #[derive(Subcommand)]
 enum KeyCommand {
-    /// Make a key; prints it once, and the lines for the configuration
+    /// Make a key: shows it once on stderr, and prints the lines for the configuration to stdout
     New {
         /// The tenant's name: 1 to 63 of `a-z`, `0-9`, `-`
         tenant: String,
@@ -139,7 +142,13 @@ enum KeyCommand {
 
 /// Reads the command line and does what it says.
 pub(crate) fn run() -> Result<()> {
-    match Arguments::parse().command {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        // Help and version are results; mistakes end the program with clap's own exit code.
+        Err(help) if !help.use_stderr() => return Ok(say_piece(help.render())?),
+        Err(mistake) => mistake.exit(),
+    };
+    match arguments.command {
         Command::Demo(DemoArguments { json, model, listen, data_dir }) => {
             start_log(LevelFilter::WARN)?;
             block_on(demo::run(demo::Options { json, model, listen, data_dir }))
@@ -152,10 +161,7 @@ pub(crate) fn run() -> Result<()> {
             let key = key.or_else(environment::api_key).context("no key: give --key KEY or set BULKHEAD_API_KEY")?;
             block_on(chat::run(&address, &key))
         }
-        Command::Model(ModelCommand::Fetch) => {
-            println!("{}", default_model()?.display());
-            Ok(())
-        }
+        Command::Model(ModelCommand::Fetch) => Ok(say(default_model()?.display())?),
         Command::Model(ModelCommand::Inspect { file, json }) => {
             let inspection = engine_model::inspect(&file, machine::cores())
                 .with_context(|| format!("`{}` is not a model file", file.display()))?;
@@ -171,10 +177,17 @@ pub(crate) fn run() -> Result<()> {
             print(&block_on(bench::engine(&options))?, json)
         }
         Command::Key(KeyCommand::New { tenant, config, data_dir }) => {
-            println!("{}", key::new(&tenant, config.as_deref(), data_dir.as_deref())?);
-            Ok(())
+            let new = key::new(&tenant, config.as_deref(), data_dir.as_deref())?;
+            // The key first: a line in the configuration for a key that nobody saw is of no use.
+            writeln!(io::stderr(), "# The key, for the tenant; it is stored nowhere:\n{}", new.key.reveal())
+                .context("the key cannot be shown")?;
+            Ok(say(new.lines)?)
         }
-        Command::Doctor => Ok(doctor::report(&mut io::stdout().lock())?),
+        Command::Doctor => {
+            let mut report = Vec::new();
+            doctor::report(&mut report)?;
+            Ok(say_piece(String::from_utf8_lossy(&report))?)
+        }
     }
 }
 
@@ -186,12 +199,8 @@ fn default_model() -> Result<PathBuf> {
 }
 
 fn print(result: &(impl serde::Serialize + std::fmt::Display), json: bool) -> Result<()> {
-    if json {
-        println!("{}", serde_json::to_string(result)?);
-    } else {
-        println!("{}", result.to_string().trim_end());
-    }
-    Ok(())
+    let text = if json { serde_json::to_string(result)? } else { result.to_string() };
+    Ok(say(text.trim_end())?)
 }
 
 fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
@@ -216,6 +225,8 @@ fn start_log(level: LevelFilter) -> Result<()> {
         .with_env_filter(filter)
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
+        // It would say so with `eprintln!`, which panics when nobody reads stderr.
+        .log_internal_errors(false)
         .try_init()
         .map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))
 }

@@ -210,6 +210,9 @@ fn make_data_dir(path: &Path) -> Result<(), StartError> {
 fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError> {
     let secret = Gateway::key_secret(&config.data_dir)?;
     let keys = KeyRing::new(secret, &config.tenants)?;
+    if config.tenants.is_empty() {
+        tracing::warn!("no tenant is configured, so every request is refused: `bulkhead key new` makes a key for one");
+    }
     let authz = match &config.rules {
         None => Authz::read(Authz::DEFAULT_RULES)?,
         Some(path) => Authz::read(&read_rules(path)?)?,

@@ -1,5 +1,6 @@
 //! `bulkhead`: the gateway, its demo and its tools in one program.
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)] // They panic when the reader has left: see `cli::output`.
 
 mod cli;
 
@@ -12,8 +13,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     match cli::run() {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if cli::is_reader_gone(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", chain(&error));
+            cli::note(format_args!("error: {}", chain(&error)));
             ExitCode::FAILURE
         }
     }

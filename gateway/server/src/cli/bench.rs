@@ -6,6 +6,7 @@
 mod peer;
 
 use super::machine::{self, Machine};
+use super::output::note;
 use anyhow::{Context, Result, bail};
 use engine_model::Model;
 use engine_runtime::{Engine, EngineConfig, PromptInput, Sampling, Steps};
@@ -190,7 +191,7 @@ pub(crate) async fn engine(options: &Options) -> Result<Report> {
 fn progress(steps: usize) -> ProgressBar {
     let bar = ProgressBar::new(steps as u64);
     if bar.is_hidden() {
-        eprintln!("measuring; this takes about a minute");
+        note("measuring; this takes about a minute");
     }
     if let Ok(style) = ProgressStyle::with_template("measuring {bar:30} {pos}/{len} {elapsed}") {
         bar.set_style(style);

@@ -1,9 +1,10 @@
 //! `bulkhead chat`: a conversation in the terminal, through the gateway's ordinary API.
 
 use super::http_client::{Address, Request, RequestError, Response, send};
+use super::output::{say, say_piece};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::{self, BufRead, IsTerminal};
 use tokio::sync::mpsc;
 
 /// Low: a small model that is sampled at 1 loses its thread within a sentence.
@@ -36,28 +37,33 @@ const HELP: &str = "/new starts over, /quit ends, Ctrl-C stops an answer. Everyt
 /// Runs until the user quits or the input ends.
 pub(crate) async fn run(address: &str, key: &str) -> Result<()> {
     let address = Address::parse(address)?;
+    if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        bail!("the key is empty, or holds a line break, a space or another character that no key has");
+    }
     let model = model(&address, key).await?;
-    println!("{model} at {address}. {HELP}");
+    say(format_args!("{model} at {address}. {HELP}"))?;
     let mut lines = read_lines();
     let mut messages: Vec<Value> = Vec::new();
     loop {
         if io::stdin().is_terminal() {
-            print!("\n> ");
-            io::stdout().flush()?;
+            say_piece("\n> ")?;
         }
         let line = tokio::select! {
             line = lines.recv() => line,
             _ = tokio::signal::ctrl_c() => None,
         };
         let Some(line) = line else { break };
+        let line = line.context("the input cannot be read")?;
         match parse(&line) {
             Line::Nothing => {}
             Line::Quit => break,
-            Line::Help => println!("{HELP}"),
-            Line::Unknown(command) => println!("there is no command `{}`. {HELP}", printable(command)),
+            Line::Help => say(HELP)?,
+            Line::Unknown(command) => {
+                say(format_args!("there is no command `{}`. {HELP}", printable(command)))?;
+            }
             Line::New => {
                 messages.clear();
-                println!("a new conversation");
+                say("a new conversation")?;
             }
             Line::Say(text) => {
                 messages.push(json!({"role": "user", "content": text}));
@@ -67,23 +73,23 @@ pub(crate) async fn run(address: &str, key: &str) -> Result<()> {
                     Ok(None) => drop(messages.pop()),
                     Err(error) => {
                         messages.pop();
-                        println!("error: {error:#}");
+                        say(format_args!("error: {error:#}"))?;
                     }
                 }
             }
         }
     }
-    println!();
+    say("")?;
     Ok(())
 }
 
 /// Standard input, line by line, on a thread of its own: reading it cannot be cancelled.
-fn read_lines() -> mpsc::Receiver<String> {
+fn read_lines() -> mpsc::Receiver<io::Result<String>> {
     let (sender, receiver) = mpsc::channel(1);
     std::thread::spawn(move || {
         for line in io::stdin().lock().lines() {
-            let Ok(line) = line else { break };
-            if sender.blocking_send(line).is_err() {
+            let failed = line.is_err();
+            if sender.blocking_send(line).is_err() || failed {
                 break;
             }
         }
@@ -114,9 +120,9 @@ async fn answer(address: &Address, key: &str, model: &str, messages: &[Value]) -
         }
         let receipt = response.header("x-isolation-id").map(printable);
         let text = stream(&mut response).await?;
-        println!();
+        say("")?;
         if let Some(receipt) = receipt {
-            println!("[receipt {receipt}]");
+            say(format_args!("[receipt {receipt}]"))?;
         }
         Ok(text)
     };
@@ -124,7 +130,7 @@ async fn answer(address: &Address, key: &str, model: &str, messages: &[Value]) -
         answer = work => answer.map(Some),
         // Dropping the work closes the connection, and the gateway stops computing.
         _ = tokio::signal::ctrl_c() => {
-            println!("\n[stopped]");
+            say("\n[stopped]")?;
             Ok(None)
         }
     }
@@ -142,8 +148,7 @@ async fn stream(response: &mut Response) -> Result<String> {
                     bail!("the gateway ended the answer: {}", printable(message));
                 }
                 if let Some(piece) = event.pointer("/choices/0/delta/content").and_then(Value::as_str) {
-                    print!("{}", printable(piece));
-                    io::stdout().flush()?;
+                    say_piece(printable(piece))?;
                     text.push_str(piece);
                 }
             }
@@ -204,6 +209,14 @@ mod tests {
     #[test]
     fn a_model_cannot_steer_the_terminal() {
         assert_eq!(printable("a\u{1b}[2Jb\u{9b}c\r\n\td"), "a\u{fffd}[2Jb\u{fffd}c\u{fffd}\n\td");
+    }
+
+    #[tokio::test]
+    async fn a_key_that_cannot_be_sent_is_said_to_be_one() {
+        for key in ["", "bk_1\n", "bk_1 ", "bk_\u{e9}", "bk_\r\nhost: x"] {
+            let error = run("http://127.0.0.1:1", key).await.unwrap_err().to_string();
+            assert!(error.contains("the key"), "{key:?}: {error}");
+        }
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! `bulkhead demo`: a gateway with two tenants on this machine, proven with one request each, explained on the screen.
 
 use super::http_client::{Address, Request, send};
+use super::output::{note, say, say_piece};
 use super::serve::{Signals, drain, start_engine};
 use super::{default_model, fetch};
 use anyhow::{Context, Result, bail};
@@ -56,7 +57,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
         let model = options.model.clone();
         let model = tokio::task::spawn_blocking(move || model.map_or_else(default_model, Ok)).await??;
         let tenants = tenants(&data_dir)?;
-        eprintln!("Loading {}", model.display());
+        note(format_args!("Loading {}", model.display()));
         let begun = Instant::now();
         let mut config = Config::new(&data_dir, model);
         config.listen = options.listen;
@@ -78,16 +79,16 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     let (gateway, address, tenants, proofs, took) = started?;
     let log_dir = Gateway::log_dir(&data_dir);
     if options.json {
-        println!("{}", ready_line(address, &log_dir, gateway.model().as_str(), &tenants));
+        say(ready_line(address, &log_dir, gateway.model().as_str(), &tenants))?;
     } else {
         let kept = temporary.is_none();
-        print!("{}", guide(address, &log_dir, kept, gateway.model().as_str(), &tenants, &proofs, took));
+        say_piece(guide(address, &log_dir, kept, gateway.model().as_str(), &tenants, &proofs, took))?;
     }
     if !address.ip().is_loopback() {
-        eprintln!(
+        note(format_args!(
             "warning: {} is not a loopback address: keys and prompts cross the network unencrypted",
             address.ip()
-        );
+        ));
     }
     signals.next().await;
     drain(gateway, &mut signals).await

@@ -3,6 +3,7 @@
 //! A file stands at its place only after it was checked: it is unpacked beside it and renamed. `--model PATH` needs none
 //! of this.
 
+use super::output::note;
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
@@ -62,10 +63,10 @@ pub(crate) fn fetch(data_home: &Path) -> Result<PathBuf> {
     if path.exists() {
         match check(&path, &DEFAULT_MODEL) {
             Ok(()) => return Ok(path),
-            Err(error) => eprintln!("{}: {error:#}; fetching it again", path.display()),
+            Err(error) => note(format_args!("{}: {error:#}; fetching it again", path.display())),
         }
     }
-    eprintln!("Fetching the default model (93 MB, once) into {}", path.display());
+    note(format_args!("Fetching the default model (93 MB, once) into {}", path.display()));
     let source = Source { python: "python3".into(), pin: &DEFAULT_MODEL, back_off: BACK_OFF };
     source.fetch(&path).with_context(|| without_network(&path))?;
     Ok(path)
@@ -116,7 +117,7 @@ impl Source<'_> {
                 return Err(error.context(format!("gave up after {TRIES} tries")));
             }
             let pause = self.back_off * 2u32.pow(attempt - 1);
-            eprintln!("{error:#}; try {} of {TRIES} in {} s", attempt + 1, pause.as_secs());
+            note(format_args!("{error:#}; try {} of {TRIES} in {} s", attempt + 1, pause.as_secs()));
             std::thread::sleep(pause);
             attempt += 1;
         }

@@ -26,6 +26,9 @@ pub(crate) enum RequestError {
     /// TLS is not spoken here.
     #[error("https is not supported by this client: use the gateway's http address, or a client such as curl")]
     Tls,
+    /// It would end the header.
+    #[error("the key holds a line break")]
+    Key,
     /// Nobody listens, or not in time.
     #[error("no gateway answers at {address}: {reason}")]
     Connect { address: String, reason: String },
@@ -121,7 +124,10 @@ pub(crate) async fn send(address: &Address, request: Request<'_>) -> Result<Resp
     };
     stream.set_nodelay(true)?;
     let mut text = format!("{} {} HTTP/1.1\r\nhost: {}\r\n", request.method, request.path, address.authority);
-    if let Some(key) = request.key.filter(|key| !key.contains(['\r', '\n'])) {
+    if let Some(key) = request.key {
+        if key.contains(['\r', '\n']) {
+            return Err(RequestError::Key);
+        }
         text.push_str(&format!("authorization: Bearer {key}\r\n"));
     }
     match &request.body {

@@ -1,5 +1,6 @@
 //! `bulkhead serve`, and what the demo shares with it: loading a model, starting a gateway, ending it well.
 
+use super::output::note;
 use anyhow::{Context, Result};
 use engine_model::Model;
 use engine_runtime::Engine;
@@ -16,7 +17,7 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(120);
 pub(crate) async fn run(config: &Path) -> Result<()> {
     // Listening from the beginning: a signal during the start must not be lost.
     let mut signals = Signals::listen()?;
-    let config = Config::read(config)?;
+    let config = read_config(config)?;
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     let work = async {
         let engine = start_engine(&config).await?;
@@ -24,16 +25,35 @@ pub(crate) async fn run(config: &Path) -> Result<()> {
     };
     let Some(gateway) = signals.unless(work).await else { return Ok(()) };
     let gateway = gateway?;
-    eprintln!("listening on {scheme}://{}", gateway.address());
+    note(format_args!("listening on {scheme}://{}", gateway.address()));
     signals.next().await;
     drain(gateway, &mut signals).await
+}
+
+/// Reads the configuration; a missing one is the first thing that a new operator meets.
+pub(crate) fn read_config(path: &Path) -> Result<Config> {
+    let config = Config::read(path);
+    if path.exists() {
+        return Ok(config?);
+    }
+    config.context("there is no configuration yet: copy `deploy/bulkhead.toml` of the sources and adapt it")
 }
 
 /// Loads the model and starts the engine.
 pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
     let (path, threads) = (config.model.clone(), config.engine.threads);
+    let path_is_missing = !path.exists();
     let load = tokio::task::spawn_blocking(move || {
-        Model::load(&path, threads).with_context(|| format!("the model `{}` cannot be loaded", path.display()))
+        Model::load(&path, threads).with_context(|| {
+            let path = path.display();
+            match path_is_missing {
+                true => format!(
+                    "there is no model at `{path}` (`bulkhead model fetch` fetches the default one and prints where it \
+                     is; `model` in the configuration names a file)"
+                ),
+                false => format!("the model `{path}` cannot be loaded"),
+            }
+        })
     });
     let model = load.await.context("loading the model was interrupted")??;
     Ok(Engine::start(Arc::new(model), config.engine)?)
@@ -41,7 +61,7 @@ pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
 
 /// Lets responses in progress finish; a second signal ends them.
 pub(crate) async fn drain(gateway: Gateway, signals: &mut Signals) -> Result<()> {
-    eprintln!("stopping: responses in progress may finish; once more to stop at once");
+    note("stopping: responses in progress may finish; once more to stop at once");
     let again = async {
         signals.settle().await;
         signals.next().await;
@@ -51,9 +71,9 @@ pub(crate) async fn drain(gateway: Gateway, signals: &mut Signals) -> Result<()>
         () = again => None,
     };
     match drained {
-        Some(true) => eprintln!("stopped"),
-        Some(false) => eprintln!("stopped; some responses were cut and are in the log as aborted"),
-        None => eprintln!("stopped at once"),
+        Some(true) => note("stopped"),
+        Some(false) => note("stopped; some responses were cut and are in the log as aborted"),
+        None => note("stopped at once"),
     }
     Ok(())
 }
