@@ -13,7 +13,8 @@ fn python(script: &str) -> Result<()> {
         .env("BULKHEAD_URL", format!("http://{}", demo.address))
         .env("BULKHEAD_KEY_ACME", &demo.tenants[0].key)
         .env("BULKHEAD_KEY_GLOBEX", &demo.tenants[1].key)
-        .env("BULKHEAD_VERIFY", binary("bulkhead-verify")?))?;
+        .env("BULKHEAD_VERIFY", binary("bulkhead-verify")?)
+        .env("BULKHEAD_PROGRAM", binary("bulkhead")?))?;
     eprint!("{}", String::from_utf8_lossy(&output.stdout));
     let said = demo.stop()?;
     ensure!(!said.contains("panicked"), "the gateway panicked: {said}");
