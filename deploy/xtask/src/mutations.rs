@@ -274,6 +274,30 @@ const MUTATIONS: &[Mutation] = &[
         packages: &["audit-log"],
         tests: "test(a_clock_that_goes_back_stops_the_log)",
     },
+    Mutation {
+        name: "log keys: a secret has the sum of its log and file",
+        file: "audit/log/src/keys.rs",
+        find: "if sum == secret_sum(log, path, &secret) {",
+        replace: "if sum.len() == secret_sum(log, path, &secret).len() {",
+        packages: &["audit-log"],
+        tests: "test(a_damaged_secret_refuses_the_start_and_is_named)",
+    },
+    Mutation {
+        name: "log keys: a used key is not replaced in silence",
+        file: "audit/log/src/keys.rs",
+        find: "if read_key(&*self.storage, &erased)?.is_none() {",
+        replace: "if read_key(&*self.storage, &erased)?.is_none() && epoch == u64::MAX {",
+        packages: &["audit-log"],
+        tests: "test(a_lost_key_that_was_used_is_never_replaced_in_silence)",
+    },
+    Mutation {
+        name: "log keys: a receipt has no salts but its own",
+        file: "audit/log/src/receipt.rs",
+        find: ".filter(|openings| opens(openings, &commitments, record.opened));",
+        replace: ".filter(|openings| opens(openings, &commitments, record.opened) || record.opened < u64::MAX);",
+        packages: &["audit-log"],
+        tests: "test(a_lost_key_that_was_used_is_never_replaced_in_silence)",
+    },
 ];
 
 /// Building and testing one mutation takes seconds to minutes; what takes longer is hanging.
