@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 
 /// Free pages whose memory an idle engine keeps, for a quick start of the next short request: 24 MB of the default model.
 const PAGES_KEPT: usize = 64;
-/// At this depth a token costs about twice what it costs at the beginning.
-const CHUNK_DEPTH: usize = 2048;
+/// At this depth chunks are half as long as at the beginning: about where a token costs twice as much.
+const CHUNK_DEPTH: usize = 1024;
 /// Tokens that the widest matrix kernel takes at once; chunks are multiples of it.
 const CHUNK_STEP: usize = 8;
 
