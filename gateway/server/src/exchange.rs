@@ -178,10 +178,11 @@ impl Exchange {
     }
 
     /// Returns when the client leaves, within a millisecond. Only after the whole body has been read. A client that
-    /// sends a second request before it has the answer to the first is treated as gone.
+    /// sends more before it has its answer (the next request, or a stray empty line) hides its leaving behind that: it
+    /// is noticed at the next write.
     ///
     /// # Cancel safety
-    /// Safe: at most one unwanted byte is read.
+    /// Safe: a byte that is read belongs to the next request and is kept for it.
     async fn gone(&mut self) {
         let _ = self.session.read_body_or_idle(true).await;
     }
@@ -373,6 +374,8 @@ impl<S: Site> HttpServerApp for App<S> {
         // The library's own timers keep a thread awake a hundred times a second: all bounds here are tokio's.
         session.set_keepalive(KEEP);
         session.set_read_timeout(None);
+        // What arrives before the answer has left is read after it, as the next request.
+        session.set_pipelining_enabled(true);
         let mut drain = shutdown.clone();
         let head = tokio::select! {
             biased;

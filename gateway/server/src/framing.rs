@@ -38,6 +38,8 @@ pub(crate) fn check_head(head: &[u8]) -> Result<(), FramingError> {
             return Err(FramingError::LineEnd);
         }
         match request_line {
+            // Empty lines before a request are ignored (RFC 9112, section 2.2): some clients end a body with one.
+            None if line.is_empty() => {}
             None => request_line = Some(line),
             Some(_) if line.is_empty() => break,
             Some(_) => seen.header(line)?,
@@ -110,6 +112,7 @@ mod tests {
         assert_eq!(check("host: a\r\ntransfer-encoding: Chunked\r\n"), Ok(()));
         assert_eq!(check("host: a\r\nx-empty:\r\nx-colon: a:b\r\n"), Ok(()));
         assert_eq!(check_head(b"GET /healthz HTTP/1.0\r\n\r\n"), Ok(()));
+        assert_eq!(check_head(b"\r\n\r\nGET /healthz HTTP/1.1\r\nhost: a\r\n\r\n"), Ok(()));
     }
 
     #[test]
@@ -144,6 +147,9 @@ mod tests {
     #[test]
     fn heads_without_an_end_are_refused() {
         assert_eq!(check_head(b""), Err(FramingError::Malformed));
+        assert_eq!(check_head(b"\r\n\r\n"), Err(FramingError::Malformed));
+        assert_eq!(check_head(b"\nGET / HTTP/1.1\r\nhost: a\r\n\r\n"), Err(FramingError::LineEnd));
+        assert_eq!(check_head(b"\r\nGET / HTTP/1.1\r\n\r\n"), Err(FramingError::Host), "no line hides the version");
         assert_eq!(check_head(b"GET / HTTP/1.1\nhost: a\n\n"), Err(FramingError::LineEnd));
         assert_eq!(check_head(b"GET / HTTP/1.1\r\nhost: a"), Err(FramingError::LineEnd));
         assert_eq!(

@@ -94,6 +94,43 @@ async fn a_connection_serves_one_request_after_another() {
 }
 
 #[tokio::test]
+async fn what_a_client_sends_too_early_costs_it_no_answer() {
+    let world = start(|_| ()).await;
+    let next = "GET /healthz HTTP/1.1\r\nhost: t\r\n\r\n";
+    for stream in [true, false] {
+        for early in [next.to_owned(), format!("\r\n{next}"), "\r\n".to_owned()] {
+            let request = world.post(CHAT, &chat(&json!({"stream": stream, "max_tokens": 12})));
+            // In one piece with the request, and while the answer is being made.
+            let mut client = Client::connect(world.address()).await;
+            client.send(format!("{request}{early}")).await;
+            let mut late = Client::connect(world.address()).await;
+            late.send(&request).await;
+            world.engine_is_busy().await;
+            late.send(&early).await;
+            for client in [&mut client, &mut late] {
+                let response = client.response().await;
+                assert_eq!((response.status, response.complete), (200, true), "{early:?}");
+                if early == "\r\n" {
+                    client.send(next).await;
+                }
+                assert_eq!(client.response().await.json()["status"], "ok", "{early:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_early_request_is_checked_like_any_other() {
+    let world = start(|_| ()).await;
+    let request = world.post(CHAT, &chat(&json!({"max_tokens": 2})));
+    let mut client = Client::connect(world.address()).await;
+    client.send(format!("{request}GET /healthz HTTP/1.1\r\nhost: t\nx: y\r\n\r\n")).await;
+    assert_eq!(client.response().await.status, 200);
+    assert_eq!(client.response().await.error(), (400, "invalid_framing".to_owned(), None));
+    assert!(client.is_closed().await);
+}
+
+#[tokio::test]
 async fn work_stops_when_the_client_leaves_a_stream() {
     let world = start(|_| ()).await;
     for half in [false, true] {
