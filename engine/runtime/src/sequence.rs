@@ -54,6 +54,12 @@ impl Sequence {
     pub fn label(&self) -> Label {
         self.label
     }
+
+    /// The request that it was tokenized for.
+    #[must_use]
+    pub fn request(&self) -> RequestId {
+        self.request
+    }
 }
 
 impl fmt::Debug for Sequence {

@@ -86,7 +86,7 @@ impl Site for Services {
         };
         let status = match answered {
             Ok(()) => http.status().unwrap_or(200),
-            Err(error) => refuse(http, &error).await,
+            Err(error) => refuse(http, &error, self).await,
         };
         let took = http.accepted().elapsed();
         self.metrics.request(name, status, took);
@@ -118,9 +118,13 @@ async fn follow(http: &mut Exchange, route: Route, on: &Arc<Services>) -> Result
 }
 
 /// Sends an error if nothing has been sent, ends a stream with it otherwise. Gives the status for the metrics.
-async fn refuse(http: &mut Exchange, error: &RequestError) -> u16 {
+async fn refuse(http: &mut Exchange, error: &RequestError, on: &Services) -> u16 {
     let refusal = refusal(error);
     let status = refusal.status;
+    // Counted wherever it was found, recorded in the log or not.
+    if refusal.fault == Fault::Isolation {
+        on.metrics.incident();
+    }
     if let RequestError::Gone(_) = error {
         return status;
     }

@@ -10,8 +10,8 @@ use crate::metrics::Stopwatch;
 use crate::reply::{Format, Reply};
 use crate::respond::RequestError;
 use audit_log::{OpenEntry, Outcome, RequestFacts, SealReason, Violation};
-use engine_runtime::{PromptInput, Sequence, StepError, Steps};
-use policies_domain::{FinishReason, Permit};
+use engine_runtime::{PromptInput, Sequence, StepError, Steps, SubmitError};
+use policies_domain::{FinishReason, Permit, RequestId};
 use std::sync::Arc;
 
 /// Answers one request for a completion, or says why not.
@@ -29,9 +29,10 @@ pub(crate) async fn serve(http: &mut Exchange, api: Api, on: &Arc<Services>) -> 
     let facts = RequestFacts { body: &body, model: on.model_digest, stream: format.stream };
     let mut entry = http.while_connected(on.audit.open_request(&permit, facts)).await??; // durable before any work
     http.on_record(request);
+    let tokenized_for = sequence.request();
     let mut steps = match on.engine.submit(&permit, sequence, generate.sampling) {
         Ok(steps) => steps, //                                                prefill, then decode
-        Err(error) => return Err(abandon(entry, None, error.into()).await),
+        Err(error) => return Err(give_up(entry, None, error.into(), tokenized_for, &permit).await),
     };
 
     let mut stopwatch = Stopwatch::start(&on.metrics, permit.principal().name(), http.accepted());
@@ -39,17 +40,15 @@ pub(crate) async fn serve(http: &mut Exchange, api: Api, on: &Arc<Services>) -> 
     let reason = loop {
         let step = match reply.next(&mut steps).await {
             Ok(step) => step, //                                              the first text is TTFT, each later gap ITL
-            Err(RequestError::Step(StepError::PageFault { page, layer })) => {
-                entry.fault(Violation::PageFault { page, layer });
-                return Err(isolate(on, entry, steps, &permit).await);
+            Err(RequestError::Step(error)) => {
+                return Err(give_up(entry, Some(steps), error.into(), tokenized_for, &permit).await);
             }
-            Err(RequestError::Step(error)) => return Err(abandon(entry, Some(&steps), error.into()).await),
             Err(error) => return Err(error),
         };
         let tokens = step.tokens;
         let checked = entry.check(step); //                                   every page read flows to this principal
         let Ok(released) = checked else {
-            return Err(isolate(on, entry, steps, &permit).await);
+            return Err(isolate(entry, Some(steps), &permit).await);
         };
         let finish = released.finish();
         reply.send(&mut entry, released).await?; //                           takes nothing but `Released`
@@ -75,10 +74,37 @@ async fn tokenize(on: &Arc<Services>, permit: &Permit, prompt: PromptInput) -> R
     Ok(work.await.map_err(|_| RequestError::Internal)??)
 }
 
+/// Ends a request that the engine did not take or failed: with an incident when that is an isolation fault.
+async fn give_up(
+    mut entry: OpenEntry,
+    steps: Option<Steps>,
+    error: RequestError,
+    tokenized_for: RequestId,
+    permit: &Permit,
+) -> RequestError {
+    match violation(&error, tokenized_for, permit) {
+        Some(violation) => {
+            entry.fault(violation);
+            isolate(entry, steps, permit).await
+        }
+        None => abandon(entry, steps.as_ref(), error).await,
+    }
+}
+
+/// What an error of the engine says about isolation.
+fn violation(error: &RequestError, tokenized_for: RequestId, permit: &Permit) -> Option<Violation> {
+    match *error {
+        RequestError::Step(StepError::PageFault { page, layer }) => Some(Violation::PageFault { page, layer }),
+        RequestError::Submit(SubmitError::PermitMismatch) => {
+            Some(Violation::RequestMismatch { step: 0, held: tokenized_for, wanted: permit.request() })
+        }
+        _ => None,
+    }
+}
+
 /// After a violation nothing more is sent; the incident is durable before the client hears of it.
-async fn isolate(on: &Services, entry: OpenEntry, steps: Steps, permit: &Permit) -> RequestError {
+async fn isolate(entry: OpenEntry, steps: Option<Steps>, permit: &Permit) -> RequestError {
     drop(steps);
-    on.metrics.incident();
     let (request, tenant) = (permit.request(), permit.principal().tenant());
     match entry.refuse().await {
         Ok(incident) => {
@@ -123,4 +149,52 @@ fn outcome(reason: SealReason, steps: &Steps) -> Outcome {
 
 fn nothing_done(reason: SealReason) -> Outcome {
     Outcome { reason, prompt_tokens: 0, completion_tokens: 0, queued_us: 0, prefill_us: 0, decode_us: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::respond::{Fault, refusal};
+    use audit_log::{AuditConfig, AuditLog};
+    use gateway_auth::{ApiKey, KeyRing, KeySecret, TenantKey};
+    use policies_authz::{Authz, Facts};
+    use policies_domain::{Credential, Digest, ModelName, PageId, TenantName};
+
+    fn permit(folder: &std::path::Path) -> Permit {
+        let (secret, key) = (KeySecret::open_or_create(&folder.join("key-secret")).unwrap(), ApiKey::mint().unwrap());
+        let acme = TenantKey { tenant: TenantName::parse("acme").unwrap(), hash: secret.hash(&key) };
+        let ring = KeyRing::new(secret, &[acme]).unwrap();
+        let principal = ring.authenticate(Some(&Credential::new(key.reveal().to_owned()))).unwrap();
+        let (model, facts) = (ModelName::parse("smol").unwrap(), Facts { completion_tokens_max: None });
+        let authz = Authz::read(Authz::DEFAULT_RULES).unwrap();
+        authz.permit(&principal, RequestId::from_bytes([1; 16]), &model, &facts).unwrap()
+    }
+
+    #[tokio::test]
+    async fn every_isolation_fault_of_the_engine_is_an_incident_in_the_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let permit = permit(folder.path());
+        let audit = AuditLog::open(AuditConfig::new(folder.path().join("log"), "localhost/test")).unwrap();
+        let other = RequestId::from_bytes([2; 16]);
+        let faults: [RequestError; 2] =
+            [SubmitError::PermitMismatch.into(), StepError::PageFault { page: PageId(3), layer: 0 }.into()];
+        for error in faults {
+            assert_eq!(refusal(&error).fault, Fault::Isolation);
+            let facts = RequestFacts { body: b"{}", model: Digest([0; 32]), stream: false };
+            let entry = audit.open_request(&permit, facts).await.unwrap();
+            let error = give_up(entry, None, error, other, &permit).await;
+            assert!(matches!(error, RequestError::Isolation { incident: Some(_) }), "{error}");
+        }
+        audit.shutdown();
+    }
+
+    #[tokio::test]
+    async fn other_failures_of_the_engine_are_no_incidents() {
+        let folder = tempfile::tempdir().unwrap();
+        let permit = permit(folder.path());
+        for error in [SubmitError::Full { retry_after_ms: 1 }.into(), StepError::NotANumber.into()] {
+            assert_eq!(violation(&error, permit.request(), &permit), None, "{error}");
+            assert_ne!(refusal(&error).fault, Fault::Isolation);
+        }
+    }
 }
