@@ -107,6 +107,19 @@ pub enum ConfigError {
         /// The file.
         path: PathBuf,
     },
+    /// Read, and not a configuration.
+    #[error("configuration `{}`: {source}", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: ParseConfigError,
+    },
+}
+
+/// A text is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ParseConfigError {
     /// Not TOML.
     #[error("{0}")]
     Syntax(#[from] toml::de::Error),
@@ -173,7 +186,8 @@ impl Config {
             return Err(ConfigError::TooLarge { path: path.to_owned() });
         }
         let text = std::fs::read_to_string(path).map_err(failed)?;
-        let mut config = Self::parse(&text)?;
+        let parsed = Self::parse(&text);
+        let mut config = parsed.map_err(|source| ConfigError::Parse { path: path.to_owned(), source })?;
         let folder = path.parent().unwrap_or(Path::new(""));
         config.data_dir = folder.join(&config.data_dir);
         config.model = folder.join(&config.model);
@@ -189,8 +203,8 @@ impl Config {
     /// Reads the text of a file.
     ///
     /// # Errors
-    /// [`ConfigError`], with all mistakes at once.
-    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+    /// [`ParseConfigError`], with all mistakes at once.
+    pub fn parse(text: &str) -> Result<Self, ParseConfigError> {
         let mut mistakes = Vec::new();
         let mut settings = Settings { path: String::new(), table: text.parse::<Table>()?, mistakes: &mut mistakes };
         let data_dir = settings.required_path("data_dir");
@@ -228,7 +242,7 @@ impl Config {
         settings.inside("limits", |limits| read_limits(limits, &mut config.limits));
         config.tenants = read_tenants(&mut settings);
         settings.finish();
-        if mistakes.is_empty() { Ok(config) } else { Err(ConfigError::Mistakes { mistakes }) }
+        if mistakes.is_empty() { Ok(config) } else { Err(ParseConfigError::Mistakes { mistakes }) }
     }
 }
 
@@ -363,7 +377,7 @@ mod tests {
 
     fn mistakes(text: &str) -> Vec<String> {
         match Config::parse(text).unwrap_err() {
-            ConfigError::Mistakes { mistakes } => mistakes.iter().map(ToString::to_string).collect(),
+            ParseConfigError::Mistakes { mistakes } => mistakes.iter().map(ToString::to_string).collect(),
             other => vec![other.to_string()],
         }
     }
@@ -440,6 +454,20 @@ mod tests {
     fn a_file_that_cannot_be_read_is_named() {
         let error = Config::read(Path::new("/nonexistent/bulkhead.toml")).unwrap_err().to_string();
         assert!(error.contains("/nonexistent/bulkhead.toml"), "{error}");
+    }
+
+    #[test]
+    fn whatever_is_wrong_with_a_file_its_name_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("bulkhead.toml");
+        for text in ["data_dir = ", "data_dir = \"a\"\ndata_dir = \"b\"\n", "model = 1\n", "\u{0}"] {
+            std::fs::write(&file, text).unwrap();
+            let error = Config::read(&file).unwrap_err().to_string();
+            assert!(error.contains(file.to_str().unwrap()), "{text:?}: {error}");
+        }
+        std::fs::write(&file, b"data_dir = \"\xff\"").unwrap();
+        let error = Config::read(&file).unwrap_err().to_string();
+        assert!(error.contains(file.to_str().unwrap()), "{error}");
     }
 
     #[test]
