@@ -355,10 +355,30 @@ impl<S: Site> App<S> {
             }
             Ok(true) => framing::check_head(&session.to_h1_raw()).map(|()| true),
             Ok(false) => Ok(false),
-            // The error's text can hold the raw head, credentials included: only its kind is looked at.
-            Err(error) if *error.etype() == pingora::ErrorType::InvalidHTTPHeader => Err(FramingError::Malformed),
+            Err(error) if *error.etype() == pingora::ErrorType::InvalidHTTPHeader => Err(head_error(&error)),
             Err(_) => Ok(false),
         }
+    }
+}
+
+/// What was wrong with a head. The library has one kind of error for all of it, and its text can hold the raw head,
+/// credentials included: it is compared with the library's own words and never repeated.
+fn head_error(error: &pingora::Error) -> FramingError {
+    let cause = error.cause.as_ref().map(ToString::to_string);
+    if cause.as_deref() == Some("too many headers") {
+        return FramingError::TooManyHeaders;
+    }
+    let text = error.context.as_ref().map_or("", |context| context.as_str());
+    match text {
+        "multiple Host header fields" => FramingError::Host,
+        "Host header differs from request-target authority" | "Host header differs from URI authority" => {
+            FramingError::HostMismatch
+        }
+        _ if text.starts_with("Request header larger than ") => FramingError::HeadTooLong,
+        _ if text.strip_prefix("invalid uri ").is_some_and(|target| target.len() > framing::TARGET_BYTES_MAX) => {
+            FramingError::TargetTooLong
+        }
+        _ => FramingError::Malformed,
     }
 }
 

@@ -4,6 +4,13 @@
 //! bare line feeds, no host), and removes one of two contradicting headers before we see them. Those are looked for in
 //! the raw bytes and refused.
 
+/// The longest request target that the HTTP library takes.
+pub(crate) const TARGET_BYTES_MAX: usize = 65_534;
+/// The HTTP library's bound on header lines.
+const HEADERS_MAX: usize = 256;
+/// The HTTP library's bound on a head.
+const HEAD_BYTES_MAX: usize = 1_048_575;
+
 /// A head that two servers could read in two ways, or that names two callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FramingError {
@@ -13,6 +20,14 @@ pub(crate) enum FramingError {
     LineEnd,
     #[error("an HTTP/1.1 request needs exactly one Host header")]
     Host,
+    #[error("the Host header names another host than the request target")]
+    HostMismatch,
+    #[error("the request target is longer than {TARGET_BYTES_MAX} bytes")]
+    TargetTooLong,
+    #[error("the request head has more than {HEADERS_MAX} header lines")]
+    TooManyHeaders,
+    #[error("the request head is longer than {HEAD_BYTES_MAX} bytes")]
+    HeadTooLong,
     #[error("the request has both Content-Length and Transfer-Encoding")]
     TwoLengths,
     #[error("the request has an unusable Content-Length")]

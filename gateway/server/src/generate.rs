@@ -4,7 +4,7 @@
 //! (`n: 1`, `tools: []`): a client must never believe in an effect that it does not get.
 
 use crate::json::{Fields, ParseRequestError, read_object};
-use engine_model::ChatMessage;
+use engine_model::{ChatMessage, MESSAGES_MAX};
 use engine_runtime::{PromptInput, Sampling};
 use policies_authz::Facts;
 use serde_json::Value;
@@ -74,6 +74,9 @@ fn messages(fields: &mut Fields) -> Result<Vec<ChatMessage>, ParseRequestError> 
     if values.is_empty() {
         return Err(ParseRequestError::Empty { param: "messages".into() });
     }
+    if values.len() > MESSAGES_MAX {
+        return Err(ParseRequestError::TooMany { param: "messages".into(), entries_max: MESSAGES_MAX });
+    }
     values.into_iter().enumerate().map(|(index, value)| message(value, format!("messages[{index}]"))).collect()
 }
 
@@ -101,8 +104,12 @@ fn message(value: Value, path: String) -> Result<ChatMessage, ParseRequestError>
     if role == "tool" {
         fields.string("tool_call_id")?;
     }
-    let content = fields.require("content")?;
-    let content = text_of(content, fields.path("content"))?;
+    let content = match fields.take("content") {
+        Some(content) => text_of(content, fields.path("content"))?,
+        // Nothing was said: an answer of no text, which clients send back as they got it.
+        None if role == "assistant" => String::new(),
+        None => return Err(missing(&fields.path("content"))),
+    };
     fields.finish()?;
     Ok(ChatMessage { role: role.to_owned(), content })
 }
@@ -233,8 +240,8 @@ const UNHONOURED: &[Unhonoured] = &[
     Unhonoured { name: "best_of", reason: "only 1 is possible", harmless: is_one },
     Unhonoured { name: "tools", reason: TOOLS, harmless: is_empty },
     Unhonoured { name: "functions", reason: TOOLS, harmless: is_empty },
-    Unhonoured { name: "tool_choice", reason: TOOLS, harmless: is_none_word },
-    Unhonoured { name: "function_call", reason: TOOLS, harmless: is_none_word },
+    Unhonoured { name: "tool_choice", reason: TOOLS, harmless: needs_no_tool },
+    Unhonoured { name: "function_call", reason: TOOLS, harmless: needs_no_tool },
     Unhonoured { name: "parallel_tool_calls", reason: TOOLS, harmless: is_boolean },
     Unhonoured { name: "logprobs", reason: "log probabilities are not offered", harmless: is_false },
     Unhonoured { name: "top_logprobs", reason: "log probabilities are not offered", harmless: is_zero },
@@ -272,11 +279,11 @@ fn refuse_unsupported(fields: &mut Fields, api: Api) -> Result<(), ParseRequestE
 }
 
 fn is_one(value: &Value) -> bool {
-    value.as_u64() == Some(1)
+    value.as_f64() == Some(1.0)
 }
 
 fn is_zero(value: &Value) -> bool {
-    value.as_u64() == Some(0)
+    value.as_f64() == Some(0.0)
 }
 
 fn is_false(value: &Value) -> bool {
@@ -296,8 +303,9 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-fn is_none_word(value: &Value) -> bool {
-    value == "none"
+/// Of no tools, the model calls none by itself either.
+fn needs_no_tool(value: &Value) -> bool {
+    value == "none" || value == "auto"
 }
 
 fn is_auto_word(value: &Value) -> bool {

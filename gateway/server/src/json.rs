@@ -23,6 +23,8 @@ const NAME_SHOWN_MAX: usize = 64;
 pub(crate) enum ParseRequestError {
     #[error("the request body is not valid UTF-8 (byte {position})")]
     Utf8 { position: usize },
+    #[error("the request body is empty")]
+    NoBody,
     #[error("the request body is not valid JSON (line {line}, column {column})")]
     Json { line: usize, column: usize },
     #[error("the request body nests deeper than {depth_max} levels", depth_max = DEPTH_MAX)]
@@ -42,9 +44,9 @@ pub(crate) enum ParseRequestError {
     #[error("`{param}` is not supported: {reason}")]
     Unsupported { param: String, reason: &'static str },
     #[error("`{param}` must be at least {least}")]
-    TooSmall { param: String, least: f64 },
+    TooSmall { param: String, least: Bound },
     #[error("`{param}` must be at most {most}")]
-    TooLarge { param: String, most: f64 },
+    TooLarge { param: String, most: Bound },
     #[error("`{param}` must have at most {bytes_max} bytes")]
     TooLong { param: String, bytes_max: usize },
     #[error("`{param}` must have at most {entries_max} entries")]
@@ -57,9 +59,28 @@ pub(crate) enum ParseRequestError {
     Contradiction { param: String, other: &'static str },
 }
 
+/// An end of a range, written as it is: a 64-bit integer has digits that a float has not.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Bound {
+    Integer(i64),
+    Number(f64),
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Integer(bound) => write!(f, "{bound}"),
+            Self::Number(bound) => write!(f, "{bound}"),
+        }
+    }
+}
+
 /// Reads one JSON object.
 pub(crate) fn read_object(body: &[u8]) -> Result<Fields, ParseRequestError> {
     let text = std::str::from_utf8(body).map_err(|error| ParseRequestError::Utf8 { position: error.valid_up_to() })?;
+    if text.trim_ascii().is_empty() {
+        return Err(ParseRequestError::NoBody);
+    }
     let budget = Budget { values_left: Cell::new(VALUES_MAX), fault: RefCell::new(None) };
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let read = Seed { budget: &budget, depth_left: DEPTH_MAX }.deserialize(&mut deserializer);
@@ -88,6 +109,15 @@ impl Seed<'_> {
     fn fail<E: de::Error>(self, fault: ParseRequestError) -> E {
         self.budget.fault.replace(Some(fault));
         E::custom("refused")
+    }
+
+    /// A key given twice is named with its path: each level on the way out puts its own part in front.
+    fn name_level<E>(self, level: &str, error: E) -> E {
+        if let Some(ParseRequestError::Duplicate { param }) = &mut *self.budget.fault.borrow_mut() {
+            let dot = if param.starts_with('[') { "" } else { "." };
+            *param = format!("{level}{dot}{param}");
+        }
+        error
     }
 
     fn deeper<E: de::Error>(self) -> Result<Self, E> {
@@ -148,8 +178,12 @@ impl<'de> Visitor<'de> for Seed<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
         let inner = self.deeper()?;
         let mut values = Vec::new();
-        while let Some(value) = access.next_element_seed(inner)? {
-            values.push(value);
+        loop {
+            let read = access.next_element_seed(inner);
+            match read.map_err(|error| self.name_level(&format!("[{}]", values.len()), error))? {
+                Some(value) => values.push(value),
+                None => break,
+            }
         }
         Ok(Value::Array(values))
     }
@@ -161,7 +195,8 @@ impl<'de> Visitor<'de> for Seed<'_> {
             if map.contains_key(&name) {
                 return Err(self.fail(ParseRequestError::Duplicate { param: shown(&name) }));
             }
-            let value = access.next_value_seed(inner)?;
+            let read = access.next_value_seed(inner);
+            let value = read.map_err(|error| self.name_level(&shown(&name), error))?;
             map.insert(name, value);
         }
         Ok(Value::Object(map))
@@ -217,22 +252,26 @@ impl Fields {
         }
     }
 
-    /// A whole number within `range`. `1.0` is none.
+    /// A whole number within `range`. `5.0` is one: some languages write every number so.
     pub(crate) fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ParseRequestError> {
+        const BEYOND: f64 = 9_223_372_036_854_775_808.0; // 2^63: what is not below is whole, and too large.
         let Some(value) = self.take(name) else { return Ok(None) };
+        let whole = match (value.as_i64(), value.as_f64()) {
+            (Some(number), _) => number,
+            (None, Some(number)) if number >= BEYOND => i64::MAX,
+            (None, Some(number)) if number < -BEYOND => i64::MIN,
+            (None, Some(number)) if number.fract() == 0.0 => number as i64,
+            (None, _) => return Err(ParseRequestError::Type { param: self.path(name), wanted: "an integer" }),
+        };
         let (least, most) = (*range.start(), *range.end());
-        match value.as_i64() {
-            Some(number) if number < least => Err(self.too_small(name, least as f64)),
-            Some(number) if number > most => Err(self.too_large(name, most as f64)),
-            Some(number) => Ok(Some(number)),
-            // What is above 64 bits is whole all the same, and far too large or far too small.
-            None if value.as_f64().is_some_and(|number| number >= 2f64.powi(63)) => {
-                Err(self.too_large(name, most as f64))
-            }
-            None if value.as_f64().is_some_and(|number| number < -(2f64.powi(63))) => {
-                Err(self.too_small(name, least as f64))
-            }
-            None => Err(ParseRequestError::Type { param: self.path(name), wanted: "an integer" }),
+        // A number beyond 64 bits is outside of every range, though its nearest integer may not be.
+        let beyond = value.as_i64().is_none() && value.as_f64().is_some_and(|number| number.abs() >= BEYOND);
+        if whole < least || (beyond && whole == i64::MIN) {
+            Err(self.too_small(name, Bound::Integer(least)))
+        } else if whole > most || (beyond && whole == i64::MAX) {
+            Err(self.too_large(name, Bound::Integer(most)))
+        } else {
+            Ok(Some(whole))
         }
     }
 
@@ -240,24 +279,24 @@ impl Fields {
     pub(crate) fn number(&mut self, name: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, ParseRequestError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match value.as_f64() {
-            Some(number) if number < *range.start() => Err(self.too_small(name, *range.start())),
-            Some(number) if number > *range.end() => Err(self.too_large(name, *range.end())),
+            Some(number) if number < *range.start() => Err(self.too_small(name, Bound::Number(*range.start()))),
+            Some(number) if number > *range.end() => Err(self.too_large(name, Bound::Number(*range.end()))),
             Some(number) => Ok(Some(number)),
             None => Err(ParseRequestError::Type { param: self.path(name), wanted: "a number" }),
         }
     }
 
-    fn too_small(&self, name: &str, least: f64) -> ParseRequestError {
+    fn too_small(&self, name: &str, least: Bound) -> ParseRequestError {
         ParseRequestError::TooSmall { param: self.path(name), least }
     }
 
-    fn too_large(&self, name: &str, most: f64) -> ParseRequestError {
+    fn too_large(&self, name: &str, most: Bound) -> ParseRequestError {
         ParseRequestError::TooLarge { param: self.path(name), most }
     }
 
-    /// Nothing may be left: a field that nobody looked at would be a promise that nobody keeps.
+    /// Nothing may be left: a field that nobody looked at would be a promise that nobody keeps. `null` promises nothing.
     pub(crate) fn finish(self) -> Result<(), ParseRequestError> {
-        match self.map.iter().find(|(_, value)| !value.is_null()).or_else(|| self.map.iter().next()) {
+        match self.map.iter().find(|(_, value)| !value.is_null()) {
             None => Ok(()),
             Some((name, _)) => Err(ParseRequestError::Unknown { param: self.path(name) }),
         }
@@ -274,8 +313,10 @@ mod tests {
 
     #[test]
     fn what_is_not_one_json_object_is_refused() {
-        for body in [&b""[..], b" ", b"{", b"{}x", b"{} {}", b"{\"a\":}", b"{\"a\":NaN}", b"{\"a\":1e999}", b"{'a':1}"]
-        {
+        for body in [&b""[..], b" ", b"\r\n"] {
+            assert_eq!(fault(body), ParseRequestError::NoBody);
+        }
+        for body in [&b"{"[..], b"{}x", b"{} {}", b"{\"a\":}", b"{\"a\":NaN}", b"{\"a\":1e999}", b"{'a':1}"] {
             assert!(matches!(fault(body), ParseRequestError::Json { .. }), "{}", String::from_utf8_lossy(body));
         }
         assert!(matches!(fault(b"{\"a\":\"\\ud800\"}"), ParseRequestError::Json { .. }), "half a surrogate pair");
@@ -288,7 +329,10 @@ mod tests {
     #[test]
     fn a_key_given_twice_is_refused_at_every_level() {
         assert_eq!(fault(br#"{"a":1,"a":1}"#), ParseRequestError::Duplicate { param: "a".into() });
-        assert_eq!(fault(br#"{"a":[{"b":1,"\u0062":2}]}"#), ParseRequestError::Duplicate { param: "b".into() });
+        assert_eq!(fault(br#"{"a":[{"b":1,"\u0062":2}]}"#), ParseRequestError::Duplicate { param: "a[0].b".into() });
+        let deep = br#"{"messages":[{"role":"user"},{"content":[{"text":"x","text":"y"}]}]}"#;
+        assert_eq!(fault(deep), ParseRequestError::Duplicate { param: "messages[1].content[0].text".into() });
+        assert_eq!(fault(br#"{"a":[[{"b":1,"b":1}]]}"#), ParseRequestError::Duplicate { param: "a[0][0].b".into() });
     }
 
     #[test]
@@ -307,10 +351,12 @@ mod tests {
         let integer = |text: &str| {
             read_object(format!("{{\"n\":{text}}}").as_bytes()).and_then(|mut fields| fields.integer("n", 1..=10))
         };
-        let too_small = Err(ParseRequestError::TooSmall { param: "n".into(), least: 1.0 });
-        let too_large = Err(ParseRequestError::TooLarge { param: "n".into(), most: 10.0 });
+        let too_small = Err(ParseRequestError::TooSmall { param: "n".into(), least: Bound::Integer(1) });
+        let too_large = Err(ParseRequestError::TooLarge { param: "n".into(), most: Bound::Integer(10) });
         let wrong_type = Err(ParseRequestError::Type { param: "n".into(), wanted: "an integer" });
-        assert_eq!(integer("10"), Ok(Some(10)));
+        for text in ["10", "10.0", "1e1"] {
+            assert_eq!(integer(text), Ok(Some(10)), "{text}");
+        }
         assert_eq!(integer("null"), Ok(None));
         for text in ["0", "-1", "-9223372036854775808", "-92233720368547758080", "-1e300"] {
             assert_eq!(integer(text), too_small, "{text}");
@@ -318,9 +364,23 @@ mod tests {
         for text in ["11", "18446744073709551615", "18446744073709551616", "1e300"] {
             assert_eq!(integer(text), too_large, "{text}");
         }
-        for text in ["1.5", "1.0", "\"1\"", "true", "[1]", "{}"] {
+        for text in ["1.5", "1e-9", "\"1\"", "true", "[1]", "{}"] {
             assert_eq!(integer(text), wrong_type, "{text}");
         }
+    }
+
+    #[test]
+    fn the_ends_of_64_bits_are_kept_and_named_digit_by_digit() {
+        let seed = |text: &str| {
+            let body = format!("{{\"seed\":{text}}}");
+            read_object(body.as_bytes()).and_then(|mut fields| fields.integer("seed", i64::MIN..=i64::MAX))
+        };
+        assert_eq!(seed("9223372036854775807"), Ok(Some(i64::MAX)));
+        assert_eq!(seed("-9223372036854775808"), Ok(Some(i64::MIN)));
+        for text in ["9223372036854775808", "18446744073709551615", "1e19", "9.3e18"] {
+            assert_eq!(seed(text).unwrap_err().to_string(), "`seed` must be at most 9223372036854775807", "{text}");
+        }
+        assert_eq!(seed("-1e19").unwrap_err().to_string(), "`seed` must be at least -9223372036854775808");
     }
 
     #[test]
@@ -328,6 +388,7 @@ mod tests {
         let mut fields = read_object(br#"{"a":true,"b":null,"c":1}"#).unwrap();
         assert_eq!(fields.boolean("a"), Ok(Some(true)));
         assert_eq!(fields.finish(), Err(ParseRequestError::Unknown { param: "c".into() }));
+        assert_eq!(read_object(br#"{"b":null}"#).unwrap().finish(), Ok(()), "null counts as absent");
         let long = format!("{{\"{}\":1}}", "x`\\u0000".repeat(1000));
         let error = read_object(long.as_bytes()).unwrap().finish().unwrap_err();
         assert_eq!(error, ParseRequestError::Unknown { param: "x".repeat(NAME_SHOWN_MAX) });

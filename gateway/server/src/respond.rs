@@ -34,8 +34,8 @@ pub(crate) enum RequestError {
     UnknownModel,
     #[error(transparent)]
     Denied(#[from] Denied),
-    #[error(transparent)]
-    Tokenize(#[from] TokenizeError),
+    #[error("{error}")]
+    Tokenize { error: TokenizeError, param: &'static str },
     #[error(transparent)]
     Submit(#[from] SubmitError),
     #[error(transparent)]
@@ -174,7 +174,7 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::Parse(error) => parse(error, message),
         RequestError::UnknownModel => Refusal::caller(404, "model_not_found", message).at("model"),
         RequestError::Denied(error) => denied(error, message),
-        RequestError::Tokenize(error) => tokenize(error, message),
+        RequestError::Tokenize { error, param } => tokenize(error, message).at(param),
         RequestError::Submit(SubmitError::Full { retry_after_ms }) => {
             Refusal::overload(503, "engine_overloaded", message, *retry_after_ms)
         }
@@ -226,16 +226,19 @@ fn isolation(message: String, incident: Option<IncidentId>) -> Refusal {
 }
 
 fn framing(error: FramingError, message: String) -> Refusal {
-    let code = match error {
-        FramingError::TwoCredentials => "several_credentials",
+    let (status, code) = match error {
+        FramingError::TwoCredentials => (400, "several_credentials"),
+        FramingError::TargetTooLong => (414, "uri_too_long"),
+        FramingError::TooManyHeaders | FramingError::HeadTooLong => (431, "head_too_large"),
         FramingError::Malformed
         | FramingError::LineEnd
         | FramingError::Host
+        | FramingError::HostMismatch
         | FramingError::TwoLengths
         | FramingError::ContentLength
-        | FramingError::TransferEncoding => "invalid_framing",
+        | FramingError::TransferEncoding => (400, "invalid_framing"),
     };
-    Refusal::caller(400, code, message)
+    Refusal::caller(status, code, message)
 }
 
 fn auth(error: AuthError, message: String) -> Refusal {
@@ -261,6 +264,8 @@ fn denied(error: &Denied, message: String) -> Refusal {
 }
 
 fn tokenize(error: &TokenizeError, message: String) -> Refusal {
+    // Why the template does not take a conversation is said without a word of it.
+    let message = if let TokenizeError::Template(reason) = error { sentence(reason) } else { message };
     let code = match error {
         TokenizeError::TooLong { .. } => "context_length_exceeded",
         TokenizeError::Empty => "empty_prompt",
@@ -275,7 +280,7 @@ fn tokenize(error: &TokenizeError, message: String) -> Refusal {
 fn parse(error: &ParseRequestError, message: String) -> Refusal {
     let (code, param) = match error {
         ParseRequestError::Utf8 { .. } => ("invalid_utf8", None),
-        ParseRequestError::Json { .. } => ("invalid_json", None),
+        ParseRequestError::NoBody | ParseRequestError::Json { .. } => ("invalid_json", None),
         ParseRequestError::TooDeep => ("json_too_deep", None),
         ParseRequestError::TooManyValues => ("json_too_large", None),
         ParseRequestError::NotAnObject => ("invalid_type", None),
@@ -296,7 +301,7 @@ fn parse(error: &ParseRequestError, message: String) -> Refusal {
 }
 
 /// Errors read as fragments of a line; a client gets a sentence.
-fn sentence(error: &RequestError) -> String {
+fn sentence(error: &impl std::error::Error) -> String {
     let text = error.to_string();
     let mut characters = text.chars();
     let first = characters.next().map(|first| first.to_ascii_uppercase());

@@ -65,13 +65,18 @@ pub(crate) async fn serve(http: &mut Exchange, api: Api, on: &Arc<Services>) -> 
 
 /// Tokenizing is CPU work: it runs beside the async threads, on a bounded number of its own.
 async fn tokenize(on: &Arc<Services>, permit: &Permit, prompt: PromptInput) -> Result<Sequence, RequestError> {
+    let param = match prompt {
+        PromptInput::Chat(_) => "messages",
+        PromptInput::Text(_) | PromptInput::Tokens(_) => "prompt",
+    };
     let turn = on.tokenizers.clone().acquire_owned().await.map_err(|_| RequestError::Internal)?;
     let (engine, permit) = (on.engine.clone(), permit.clone());
     let work = tokio::task::spawn_blocking(move || {
         let _turn = turn;
         engine.tokenize(&permit, &prompt)
     });
-    Ok(work.await.map_err(|_| RequestError::Internal)??)
+    let tokenized = work.await.map_err(|_| RequestError::Internal)?;
+    tokenized.map_err(|error| RequestError::Tokenize { error, param })
 }
 
 /// Ends a request that the engine did not take or failed: with an incident when that is an isolation fault.

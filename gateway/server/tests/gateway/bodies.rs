@@ -31,6 +31,10 @@ fn message(message: Value) -> String {
     chat(json!({"messages": [{"role": "user", "content": "hi"}, message]}))
 }
 
+fn many(messages: usize) -> Vec<Value> {
+    vec![json!({"role": "user", "content": "hi"}); messages]
+}
+
 #[tokio::test]
 async fn every_bad_body_has_its_own_answer() {
     let world = start(|_| ()).await;
@@ -54,6 +58,11 @@ async fn every_bad_body_has_its_own_answer() {
         (CHAT, chat(json!({})).replace("1}", "1,\"temperature\":1e999}"), (400, "invalid_json", None)),
         (CHAT, chat(json!({})).replace("1}", "1,\"model\":\"smol\"}"), (400, "duplicate_parameter", Some("model"))),
         (CHAT, "[".repeat(100_000), (400, "json_too_deep", None)),
+        (
+            CHAT,
+            chat(json!({})).replace(r#""role""#, r#""role":"user","role""#),
+            (400, "duplicate_parameter", Some("messages[0].role")),
+        ),
         (CHAT, chat(json!({"stop": vec![0; 100_000]})), (400, "json_too_large", None)),
         // The model.
         (CHAT, chat(json!({"model": null})), (400, "missing_required_parameter", Some("model"))),
@@ -70,6 +79,14 @@ async fn every_bad_body_has_its_own_answer() {
         (CHAT, message(json!({"role": "root", "content": "x"})), (400, "invalid_value", Some("messages[1].role"))),
         (CHAT, message(json!({"role": 7, "content": "x"})), (400, "invalid_type", Some("messages[1].role"))),
         (CHAT, message(json!({"role": "user"})), (400, "missing_required_parameter", Some("messages[1].content"))),
+        (
+            CHAT,
+            message(json!({"role": "user", "content": null})),
+            (400, "missing_required_parameter", Some("messages[1].content")),
+        ),
+        (CHAT, chat(json!({"messages": many(4_096)})), (400, "context_length_exceeded", Some("messages"))),
+        (CHAT, chat(json!({"messages": many(4_097)})), (400, "array_above_max_length", Some("messages"))),
+        (CHAT, chat(json!({"messages": many(15_000)})), (400, "array_above_max_length", Some("messages"))),
         (CHAT, message(json!({"role": "user", "content": 1})), (400, "invalid_type", Some("messages[1].content"))),
         (CHAT, message(json!({"role": "user", "content": []})), (400, "empty_value", Some("messages[1].content"))),
         (
@@ -133,7 +150,7 @@ async fn every_bad_body_has_its_own_answer() {
         // Known, not honoured.
         (CHAT, unsupported("n", json!(2)), (400, "unsupported_parameter", Some("n"))),
         (CHAT, unsupported("tools", json!([{}])), (400, "unsupported_parameter", Some("tools"))),
-        (CHAT, unsupported("tool_choice", json!("auto")), (400, "unsupported_parameter", Some("tool_choice"))),
+        (CHAT, unsupported("tool_choice", json!("required")), (400, "unsupported_parameter", Some("tool_choice"))),
         (CHAT, unsupported("logprobs", json!(true)), (400, "unsupported_parameter", Some("logprobs"))),
         (CHAT, unsupported("logit_bias", json!({"1": 1})), (400, "unsupported_parameter", Some("logit_bias"))),
         (
@@ -154,13 +171,13 @@ async fn every_bad_body_has_its_own_answer() {
         (TEXT, text(json!({"prompt": [1, 2]})), (400, "array_above_max_length", Some("prompt"))),
         (TEXT, text(json!({"prompt": ["a", "b"]})), (400, "array_above_max_length", Some("prompt"))),
         (TEXT, text(json!({"prompt": [[1]]})), (400, "invalid_type", Some("prompt"))),
-        (TEXT, text(json!({"prompt": ""})), (400, "empty_prompt", None)),
+        (TEXT, text(json!({"prompt": ""})), (400, "empty_prompt", Some("prompt"))),
         (TEXT, text(json!({"messages": []})), (400, "unsupported_parameter", Some("messages"))),
         (TEXT, text(json!({"max_completion_tokens": 1})), (400, "unknown_parameter", Some("max_completion_tokens"))),
         (TEXT, text(json!({"echo": true})), (400, "unsupported_parameter", Some("echo"))),
         (TEXT, text(json!({"best_of": 2})), (400, "unsupported_parameter", Some("best_of"))),
         (TEXT, text(json!({"logprobs": 5})), (400, "unsupported_parameter", Some("logprobs"))),
-        (TEXT, text(json!({"prompt": "word ".repeat(20_000)})), (400, "context_length_exceeded", None)),
+        (TEXT, text(json!({"prompt": "word ".repeat(20_000)})), (400, "context_length_exceeded", Some("prompt"))),
     ];
     // One connection for all: a refused body costs nobody anything.
     let mut client = Client::connect(world.address()).await;
@@ -189,17 +206,17 @@ async fn a_body_that_is_not_utf_8_says_where() {
 async fn values_that_ask_for_nothing_special_are_accepted() {
     let world = start(|_| ()).await;
     let harmless = json!({
-        "n": 1, "tools": [], "tool_choice": "none", "logprobs": false, "logit_bias": {}, "store": false, "metadata": {},
+        "n": 1.0, "tools": [], "tool_choice": "auto", "function_call": "none", "top_logprobs": 0, "logprobs": false, "logit_bias": {}, "store": false, "metadata": {},
         "response_format": {"type": "text"}, "modalities": ["text"], "user": "someone", "seed": -1, "stop": ["\u{0}x"],
         "temperature": 0, "top_p": 0, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0,
-        "frequency_penalty": 0, "max_completion_tokens": 1, "stream": false,
+        "frequency_penalty": 0, "max_completion_tokens": 1.0, "stream": false,
     });
     let response = world.ask(CHAT, &chat(harmless)).await;
     assert_eq!(response.status, 200, "{}", response.body);
     let mut nulls = chat(json!({}));
     nulls.pop();
     nulls.push_str(
-        r#","tools":null,"temperature":null,"stop":null,"stream_options":null,"cache_salt":null,"seed":null}"#,
+        r#","tools":null,"temperature":null,"stop":null,"stream_options":null,"cache_salt":null,"seed":null,"unknown":null}"#,
     );
     assert_eq!(world.ask(CHAT, &nulls).await.status, 200);
     let roles = json!({"messages": [
@@ -207,6 +224,9 @@ async fn values_that_ask_for_nothing_special_are_accepted() {
         {"role": "user", "content": "c"},
         {"role": "assistant", "content": "d", "tool_calls": null, "refusal": null, "audio": null, "function_call": null},
         {"role": "user", "content": "e"},
+        {"role": "assistant", "content": null, "tool_calls": []},
+        {"role": "assistant"},
+        {"role": "user", "content": "f", "name": null, "unknown": null},
     ]});
     let response = world.ask(CHAT, &chat(roles)).await;
     assert_eq!(response.status, 200, "{}", response.body);

@@ -51,6 +51,39 @@ async fn heads_that_can_be_read_in_two_ways_get_400_and_no_second_request() {
 }
 
 #[tokio::test]
+async fn a_head_that_is_refused_is_told_what_is_wrong_with_it() {
+    let world = start(|_| ()).await;
+    let get = |target: &str, rest: &str| format!("GET {target} HTTP/1.1\r\nhost: a\r\n{rest}\r\n");
+    let table = [
+        (get("/healthz", "host: b\r\n"), 400, "exactly one Host"),
+        (get("/healthz", "host: a\r\n"), 400, "exactly one Host"),
+        (get("http://b/healthz", ""), 400, "another host"),
+        (get(&format!("/{}", "a".repeat(200_000)), ""), 414, "65534"),
+        (get("/healthz", &"x: y\r\n".repeat(300)), 431, "256"),
+        (get("/healthz", &format!("x: {}\r\n", "y".repeat(1_200_000))), 431, "1048575"),
+    ];
+    for (request, status, words) in table {
+        let mut client = Client::connect(world.address()).await;
+        client.send(request).await;
+        let response = client.response().await;
+        assert_eq!(response.status, status, "{words}");
+        assert!(response.json()["error"]["message"].as_str().unwrap().contains(words), "{}", response.body);
+        assert!(client.is_closed().await);
+    }
+}
+
+#[tokio::test]
+async fn a_target_in_absolute_form_is_accepted() {
+    let world = start(|_| ()).await;
+    let mut client = Client::connect(world.address()).await;
+    client.send("GET http://test:1/healthz?x HTTP/1.1\r\nhost: test:1\r\n\r\n").await;
+    assert_eq!(client.response().await.json()["status"], "ok");
+    let request = world.post("http://test/v1/completions", BODY);
+    client.send(request).await;
+    assert_eq!(client.response().await.status, 200);
+}
+
+#[tokio::test]
 async fn short_and_old_requests_are_answered() {
     let world = start(|_| ()).await;
     let mut client = Client::connect(world.address()).await;
@@ -137,7 +170,7 @@ async fn a_head_that_never_ends_is_given_up() {
     let mut client = Client::connect(world.address()).await;
     let huge = format!("GET /healthz HTTP/1.1\r\nhost: t\r\nx: {}\r\n\r\n", "a".repeat(2 << 20));
     let _ = tokio::io::AsyncWriteExt::write_all(&mut client.socket, huge.as_bytes()).await;
-    assert!(client.maybe_response().await.is_none_or(|response| response.status == 400));
+    assert!(client.maybe_response().await.is_none_or(|response| response.status == 431));
     assert_eq!(world.get("/healthz").await.status, 200);
 }
 
