@@ -51,9 +51,10 @@ fn nothing_that_passes_through_is_written_down_at_the_finest_log_level() -> Resu
     errors += &wrong.post("/v1/chat/completions", &chat(&demo.model, "x", 1, false))?.text()?;
     let metrics = acme.get("/metrics")?.text()?;
     let keys: Vec<String> = demo.tenants.iter().map(|tenant| tenant.key.clone()).collect();
+    let said = demo.stop()?;
+    // Afterwards, when no file is being replaced any more.
     let mut written = Vec::new();
     files(data.path(), &mut written)?;
-    let said = demo.stop()?;
     ensure!(
         said.matches("answered").count() >= 6,
         "the log does not name every request: the test would not notice a leak"
