@@ -3,8 +3,8 @@
 use crate::shared_slice::SharedSlice;
 use crate::simd::{LANES, Simd};
 
-/// Values that share a scale, in activations and in every quantised weight type.
-pub(crate) const BLOCK: usize = 32;
+/// Values of activations that share a scale, and columns of weights that are multiplied with them at a time.
+pub const BLOCK: usize = 32;
 /// Quads (four `i8` in one `i32`) of a block.
 pub(crate) const BLOCK_QUADS: usize = BLOCK / 4;
 

@@ -18,7 +18,7 @@ mod simd;
 mod span;
 mod team;
 
-pub use activations::Activations;
+pub use activations::{Activations, BLOCK as ACTIVATION_BLOCK};
 pub use attention::{AttentionPlan, attention};
 pub use family::KernelFamily;
 pub use kv_store::{KvShape, KvStore, KvStoreError, PAGE_TOKENS, PageRef};

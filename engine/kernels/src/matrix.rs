@@ -1,106 +1,28 @@
 //! Weight matrices, repacked once at load so that sixteen rows are computed at a time.
 //!
 //! A tile is 16 rows. For each block of 32 columns it holds the rows' bytes transposed in groups of four, so that one
-//! 64-byte read gives every row its next four (or eight, as nibbles) weights, then the rows' scales. The numbers are
-//! those of the file, not requantised. Layouts by what the file has:
-//!
-//! * nibbles (Q4_0, Q4_1): block = 4 x 64 bytes (low nibbles: columns 4j to 4j+3, high: 16 more), 16 f16 scales,
-//!   16 f16 minima; Q4_0 is Q4_1 with a minimum of -8 scales.
-//! * bytes (Q8_0, Q5_0): all blocks' 8 x 64 bytes, each weight plus 128, then all blocks' 16 f16 scales.
-//! * floats (F16, BF16, F32): column by column 16 f32. The simple path: twice the file's size for 16-bit types.
+//! 64-byte read gives every row its next four (or eight, as nibbles) weights, and the rows' scales. The numbers are
+//! those of the file, not requantised: a matrix takes the file's size, up to 3 % more for Q4_K and Q5_K, 1.5 times for
+//! Q5_0, and that of f32 for the types of floats.
+
+mod kind;
+mod layout;
 
 use std::sync::Arc;
-
-use half::{bf16, f16};
 
 use crate::activations::BLOCK;
 use crate::memory::AnonymousMemory;
 use crate::shared_slice::SharedSlice;
 use crate::simd::LANES;
 use crate::team::Team;
+pub use kind::MatrixKind;
+use layout::pack_tile;
+pub(crate) use layout::{BYTE_BLOCK_BYTES, GROUP_BLOCKS, Layout, NIBBLE_BLOCK_BYTES, NIBBLES_BYTES, PLANE_BYTES};
 
 /// Rows of a tile.
 pub(crate) const TILE: usize = LANES;
-/// Bytes of a block of the nibble layout.
-pub(crate) const NIBBLE_BLOCK_BYTES: usize = BLOCK / 2 * TILE + 2 * 2 * TILE;
-/// Bytes of a block's weights in the byte layout; its scales lie behind all of them.
-pub(crate) const BYTE_BLOCK_BYTES: usize = BLOCK * TILE;
-/// Bytes of 16 scales.
-const SCALES_BYTES: usize = 2 * TILE;
-/// Every tile begins at a cache line.
-const TILE_ALIGNMENT: usize = 64;
 /// Tiles that a thread repacks at a time: enough to hide the counter, few enough to end together.
 const TILES_PER_PIECE: usize = 16;
-
-/// Element types that can be repacked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MatrixKind {
-    /// 32-bit floats.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// The upper half of an f32.
-    BF16,
-    /// 32 times 4 bits, f16 scale, centred at 8.
-    Q4_0,
-    /// 32 times 4 bits, f16 scale and minimum.
-    Q4_1,
-    /// 32 times 5 bits, f16 scale, centred at 16.
-    Q5_0,
-    /// 32 times `i8`, f16 scale.
-    Q8_0,
-}
-
-impl MatrixKind {
-    /// Bytes of 32 weights.
-    #[must_use]
-    pub fn block_bytes(self) -> usize {
-        match self {
-            Self::F32 => 128,
-            Self::F16 | Self::BF16 => 64,
-            Self::Q4_0 => 18,
-            Self::Q4_1 => 20,
-            Self::Q5_0 => 22,
-            Self::Q8_0 => 34,
-        }
-    }
-
-    fn layout(self) -> Layout {
-        match self {
-            Self::F32 | Self::F16 | Self::BF16 => Layout::Floats,
-            Self::Q4_0 | Self::Q4_1 => Layout::Nibbles,
-            Self::Q5_0 | Self::Q8_0 => Layout::Bytes,
-        }
-    }
-
-    /// The weights of one block, as f32. The definition that the repacked layouts are tested against.
-    ///
-    /// # Panics
-    /// When `block` does not have [`MatrixKind::block_bytes`] bytes.
-    #[must_use]
-    pub fn dequantise(self, block: &[u8]) -> [f32; BLOCK] {
-        assert_eq!(block.len(), self.block_bytes(), "a block has a fixed size");
-        let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-        let nibble =
-            |from: usize, i: usize| f32::from(if i < 16 { block[from + i] & 15 } else { block[from + i - 16] >> 4 });
-        std::array::from_fn(|i| match self {
-            Self::F32 => f32::from_le_bytes([block[4 * i], block[4 * i + 1], block[4 * i + 2], block[4 * i + 3]]),
-            Self::F16 => half(2 * i),
-            Self::BF16 => bf16::from_le_bytes([block[2 * i], block[2 * i + 1]]).to_f32(),
-            Self::Q4_0 => half(0) * (nibble(2, i) - 8.0),
-            Self::Q4_1 => half(0) * nibble(4, i) + half(2),
-            Self::Q5_0 => half(0) * f32::from(five_bits(block, i)),
-            Self::Q8_0 => half(0) * f32::from(block[2 + i] as i8),
-        })
-    }
-}
-
-/// Weight `i` of a Q5_0 block, centred.
-fn five_bits(block: &[u8], i: usize) -> i8 {
-    let low = if i < 16 { block[6 + i] & 15 } else { block[6 + i - 16] >> 4 };
-    let high = block[2 + i / 8] >> (i % 8) & 1;
-    (low | high << 4) as i8 - 16
-}
 
 /// A matrix as it lies in a file: row-major, rows of whole blocks.
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +31,7 @@ pub struct MatrixSource<'a> {
     pub kind: MatrixKind,
     /// Outputs.
     pub rows: usize,
-    /// Inputs; a multiple of 32.
+    /// Inputs; a multiple of [`MatrixKind::block_weights`].
     pub width: usize,
     /// Exactly the matrix.
     pub bytes: &'a [u8],
@@ -118,13 +40,15 @@ pub struct MatrixSource<'a> {
 /// Why matrices could not be repacked. `matrix` is the position in the list that was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PackError {
-    /// The width is not a positive multiple of 32.
-    #[error("matrix {matrix} has {width} columns, not a multiple of 32")]
+    /// The width is not a positive multiple of the type's block.
+    #[error("matrix {matrix} has {width} columns, not a multiple of {multiple_of}")]
     Width {
         /// Which one.
         matrix: usize,
         /// Its columns.
         width: usize,
+        /// Weights of a block.
+        multiple_of: usize,
     },
     /// Rows, width and type do not give this many bytes.
     #[error("matrix {matrix} has {bytes} bytes, its shape needs {bytes_needed}")]
@@ -144,28 +68,10 @@ pub enum PackError {
     },
 }
 
-/// How a tile is laid out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
-    Nibbles,
-    Bytes,
-    Floats,
-}
-
-impl Layout {
-    /// Bytes of a tile of this many blocks.
-    fn tile_bytes(self, blocks: usize) -> usize {
-        match self {
-            Self::Nibbles => blocks * NIBBLE_BLOCK_BYTES,
-            Self::Bytes => blocks * BYTE_BLOCK_BYTES + (blocks * SCALES_BYTES).next_multiple_of(TILE_ALIGNMENT),
-            Self::Floats => blocks * BLOCK * TILE * 4,
-        }
-    }
-}
-
 /// A repacked matrix. All matrices of one [`Matrix::pack`] share one block of memory, in the order given.
 #[derive(Clone, Debug)]
 pub struct Matrix {
+    kind: MatrixKind,
     layout: Layout,
     rows: usize,
     width: usize,
@@ -183,16 +89,17 @@ impl Matrix {
         let mut bytes_total = 0usize;
         for (matrix, source) in sources.iter().enumerate() {
             let MatrixSource { kind, rows, width, bytes } = *source;
-            if width == 0 || !width.is_multiple_of(BLOCK) {
-                return Err(PackError::Width { matrix, width });
+            let multiple_of = kind.block_weights();
+            if width == 0 || !width.is_multiple_of(multiple_of) {
+                return Err(PackError::Width { matrix, width, multiple_of });
             }
-            let bytes_needed = (width / BLOCK).saturating_mul(kind.block_bytes()).saturating_mul(rows);
+            let bytes_needed = (width / multiple_of).saturating_mul(kind.block_bytes()).saturating_mul(rows);
             if bytes.len() != bytes_needed {
                 return Err(PackError::Bytes { matrix, bytes: bytes.len(), bytes_needed });
             }
             offsets.push(bytes_total);
             // Cannot overflow: the source lies in memory, and no layout is more than a few times larger.
-            bytes_total += rows.div_ceil(TILE) * kind.layout().tile_bytes(width / BLOCK);
+            bytes_total += rows.div_ceil(TILE) * Layout::of(kind).tile_bytes(width / BLOCK);
         }
         let mut memory = AnonymousMemory::new(bytes_total).ok_or(PackError::Memory { bytes: bytes_total })?;
 
@@ -208,7 +115,7 @@ impl Matrix {
         Team::new(threads).run(pieces.len(), &|_, piece| {
             let (matrix, first) = pieces[piece];
             let source = &sources[matrix];
-            let tile_bytes = source.kind.layout().tile_bytes(source.width / BLOCK);
+            let tile_bytes = Layout::of(source.kind).tile_bytes(source.width / BLOCK);
             for tile in first..source.rows.div_ceil(TILE).min(first + TILES_PER_PIECE) {
                 let start = offsets[matrix] + tile * tile_bytes;
                 // SAFETY: each piece is done once and tiles do not overlap.
@@ -219,13 +126,20 @@ impl Matrix {
         let memory = Arc::new(memory);
         Ok(std::iter::zip(sources, offsets)
             .map(|(source, offset)| Self {
-                layout: source.kind.layout(),
+                kind: source.kind,
+                layout: Layout::of(source.kind),
                 rows: source.rows,
                 width: source.width,
                 memory: Arc::clone(&memory),
                 offset,
             })
             .collect())
+    }
+
+    /// Element type in the file.
+    #[must_use]
+    pub fn kind(&self) -> MatrixKind {
+        self.kind
     }
 
     /// Outputs.
@@ -269,78 +183,8 @@ impl Matrix {
     pub fn row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows && out.len() == self.width, "a row of the matrix");
         let tile = self.tile(row / TILE);
-        let lane = row % TILE;
-        let half = |at: usize| f16::from_le_bytes([tile[at], tile[at + 1]]).to_f32();
         for (block, out) in out.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-            *out = match self.layout {
-                Layout::Nibbles => {
-                    let start = block * NIBBLE_BLOCK_BYTES;
-                    let scales = start + BLOCK / 2 * TILE;
-                    let (scale, minimum) = (half(scales + 2 * lane), half(scales + SCALES_BYTES + 2 * lane));
-                    std::array::from_fn(|i| {
-                        let byte = tile[start + i % 16 / 4 * 64 + 4 * lane + i % 4];
-                        scale * f32::from(if i < 16 { byte & 15 } else { byte >> 4 }) + minimum
-                    })
-                }
-                Layout::Bytes => {
-                    let start = block * BYTE_BLOCK_BYTES;
-                    let scale = half(self.width / BLOCK * BYTE_BLOCK_BYTES + block * SCALES_BYTES + 2 * lane);
-                    std::array::from_fn(|i| {
-                        let byte = tile[start + i / 4 * 64 + 4 * lane + i % 4];
-                        scale * f32::from((byte ^ 0x80) as i8)
-                    })
-                }
-                Layout::Floats => std::array::from_fn(|i| {
-                    let at = 4 * ((block * BLOCK + i) * TILE + lane);
-                    f32::from_le_bytes([tile[at], tile[at + 1], tile[at + 2], tile[at + 3]])
-                }),
-            };
-        }
-    }
-}
-
-/// Writes one tile; `to` is zeroed.
-fn pack_tile(source: &MatrixSource<'_>, tile: usize, to: &mut [u8]) {
-    let blocks = source.width / BLOCK;
-    let row_bytes = blocks * source.kind.block_bytes();
-    for lane in 0..TILE.min(source.rows - tile * TILE) {
-        let row = &source.bytes[(tile * TILE + lane) * row_bytes..][..row_bytes];
-        for (block, from) in row.chunks_exact(source.kind.block_bytes()).enumerate() {
-            match source.kind {
-                MatrixKind::Q4_0 | MatrixKind::Q4_1 => {
-                    let to = &mut to[block * NIBBLE_BLOCK_BYTES..][..NIBBLE_BLOCK_BYTES];
-                    let (weights, scales) = to.split_at_mut(BLOCK / 2 * TILE);
-                    let (scales, minima) = scales.split_at_mut(SCALES_BYTES);
-                    let (head, nibbles) = from.split_at(from.len() - BLOCK / 2);
-                    for (quad, to) in std::iter::zip(nibbles.as_chunks::<4>().0, weights.chunks_exact_mut(64)) {
-                        to[4 * lane..][..4].copy_from_slice(quad);
-                    }
-                    scales[2 * lane..][..2].copy_from_slice(&head[..2]);
-                    let minimum = match source.kind {
-                        MatrixKind::Q4_1 => [head[2], head[3]],
-                        // Times a power of two: exact, but for scales above 8,188, which no weights have.
-                        _ => f16::from_f32(-8.0 * f16::from_le_bytes([head[0], head[1]]).to_f32()).to_le_bytes(),
-                    };
-                    minima[2 * lane..][..2].copy_from_slice(&minimum);
-                }
-                MatrixKind::Q8_0 | MatrixKind::Q5_0 => {
-                    let (weights, scales) = to.split_at_mut(blocks * BYTE_BLOCK_BYTES);
-                    let weights = &mut weights[block * BYTE_BLOCK_BYTES..][..BYTE_BLOCK_BYTES];
-                    let bytes: [u8; BLOCK] = std::array::from_fn(|i| match source.kind {
-                        MatrixKind::Q5_0 => five_bits(from, i) as u8 ^ 0x80,
-                        _ => from[2 + i] ^ 0x80,
-                    });
-                    for (quad, to) in std::iter::zip(bytes.as_chunks::<4>().0, weights.chunks_exact_mut(64)) {
-                        to[4 * lane..][..4].copy_from_slice(quad);
-                    }
-                    scales[block * SCALES_BYTES + 2 * lane..][..2].copy_from_slice(&from[..2]);
-                }
-                MatrixKind::F32 | MatrixKind::F16 | MatrixKind::BF16 => {
-                    for (i, weight) in source.kind.dequantise(from).into_iter().enumerate() {
-                        to[4 * ((block * BLOCK + i) * TILE + lane)..][..4].copy_from_slice(&weight.to_le_bytes());
-                    }
-                }
-            }
+            *out = self.layout.read(tile, self.width / BLOCK, block, row % TILE);
         }
     }
 }
@@ -348,16 +192,21 @@ fn pack_tile(source: &MatrixSource<'_>, tile: usize, to: &mut [u8]) {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use half::{bf16, f16};
     use proptest::prelude::*;
 
-    pub(crate) const KINDS: [MatrixKind; 7] = [
+    pub(crate) const KINDS: [MatrixKind; 11] = [
         MatrixKind::F32,
         MatrixKind::F16,
         MatrixKind::BF16,
         MatrixKind::Q4_0,
         MatrixKind::Q4_1,
         MatrixKind::Q5_0,
+        MatrixKind::Q5_1,
         MatrixKind::Q8_0,
+        MatrixKind::Q4_K,
+        MatrixKind::Q5_K,
+        MatrixKind::Q6_K,
     ];
 
     /// Random weights of a kind, with scales and floats of ordinary size.
@@ -370,24 +219,37 @@ pub(crate) mod tests {
             state
         };
         let mut bytes = Vec::new();
-        for _ in 0..rows * width / BLOCK {
+        for _ in 0..rows * width / kind.block_weights() {
             let mut float = || next() as i32 as f32 / (1u64 << 34) as f32;
+            let mut half = |divisor: f32| f16::from_f32(float() / divisor).to_le_bytes();
             match kind {
                 MatrixKind::F32 => (0..BLOCK).for_each(|_| bytes.extend(float().to_le_bytes())),
-                MatrixKind::F16 => (0..BLOCK).for_each(|_| bytes.extend(f16::from_f32(float()).to_le_bytes())),
+                MatrixKind::F16 => (0..BLOCK).for_each(|_| bytes.extend(half(1.0))),
                 MatrixKind::BF16 => (0..BLOCK).for_each(|_| bytes.extend(bf16::from_f32(float()).to_le_bytes())),
-                _ => {
-                    bytes.extend(f16::from_f32(float() / 8.0).to_le_bytes());
-                    if kind == MatrixKind::Q4_1 {
-                        bytes.extend(f16::from_f32(float()).to_le_bytes());
-                    }
-                    while !bytes.len().is_multiple_of(kind.block_bytes()) {
-                        bytes.push(next() as u8);
-                    }
+                MatrixKind::Q4_1 | MatrixKind::Q5_1 => bytes.extend([half(8.0), half(1.0)].concat()),
+                MatrixKind::Q4_K | MatrixKind::Q5_K => bytes.extend([half(256.0), half(64.0)].concat()),
+                MatrixKind::Q6_K => {
+                    let scale = half(1_024.0);
+                    bytes.extend((0..kind.block_bytes() - scale.len()).map(|_| next() as u8));
+                    bytes.extend(scale);
                 }
+                MatrixKind::Q4_0 | MatrixKind::Q5_0 | MatrixKind::Q8_0 => bytes.extend(half(8.0)),
+            }
+            while !bytes.len().is_multiple_of(kind.block_bytes()) {
+                bytes.push(next() as u8);
             }
         }
         bytes
+    }
+
+    /// The weights of whole blocks, by the definition of the format.
+    pub(crate) fn by_definition(kind: MatrixKind, bytes: &[u8]) -> Vec<f32> {
+        let mut weights = vec![0.0; bytes.len() / kind.block_bytes() * kind.block_weights()];
+        let blocks = bytes.chunks_exact(kind.block_bytes());
+        for (block, out) in blocks.zip(weights.chunks_exact_mut(kind.block_weights())) {
+            kind.dequantise(block, out);
+        }
+        weights
     }
 
     proptest! {
@@ -398,7 +260,7 @@ pub(crate) mod tests {
             threads in 1usize..4,
             seed in any::<u64>(),
         ) {
-            let shapes: Vec<_> = shapes.into_iter().map(|(kind, rows, blocks)| (KINDS[kind], rows, blocks * BLOCK)).collect();
+            let shapes: Vec<_> = shapes.into_iter().map(|(kind, rows, blocks)| (KINDS[kind], rows, blocks * KINDS[kind].block_weights())).collect();
             let bytes: Vec<_> = shapes.iter().map(|(kind, rows, width)| random_bytes(*kind, *rows, *width, seed)).collect();
             let sources: Vec<_> = std::iter::zip(&shapes, &bytes)
                 .map(|(&(kind, rows, width), bytes)| MatrixSource { kind, rows, width, bytes })
@@ -408,8 +270,7 @@ pub(crate) mod tests {
                 prop_assert_eq!((matrix.rows(), matrix.width()), (source.rows, source.width));
                 let row_bytes = source.bytes.len() / source.rows;
                 for (row, from) in source.bytes.chunks_exact(row_bytes).enumerate() {
-                    let wanted: Vec<f32> =
-                        from.chunks_exact(source.kind.block_bytes()).flat_map(|block| source.kind.dequantise(block)).collect();
+                    let wanted = by_definition(source.kind, from);
                     let mut out = vec![0.0; source.width];
                     matrix.row(row, &mut out);
                     prop_assert_eq!(out, wanted, "row {} of {:?}", row, source.kind);
@@ -419,30 +280,36 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn blocks_mean_what_the_format_says() {
-        let half = f16::from_f32(0.5).to_le_bytes();
-        let block = |head: &[u8], tail: &[u8]| [&half, head, tail].concat();
-        let q4_0 = MatrixKind::Q4_0.dequantise(&block(&[], &[0x9f; 16]));
-        assert_eq!((q4_0[0], q4_0[16]), (3.5, 0.5));
-        let q4_1 = MatrixKind::Q4_1.dequantise(&block(&f16::from_f32(-2.0).to_le_bytes(), &[0x4f; 16]));
-        assert_eq!((q4_1[15], q4_1[31]), (5.5, 0.0));
-        let q5_0 = MatrixKind::Q5_0.dequantise(&block(&[1, 0, 0, 0x80], &[0x21; 16]));
-        assert_eq!((q5_0[0], q5_0[1], q5_0[31], q5_0[30]), (0.5, -7.5, 1.0, -7.0));
-        let q8_0 = MatrixKind::Q8_0.dequantise(&block(&[], &[0x80; 32]));
-        assert_eq!(q8_0[7], -64.0);
-    }
-
-    #[test]
     fn impossible_shapes_are_refused() {
         let bytes = [0; 40];
         let pack = |width, rows, bytes| {
             let good = MatrixSource { kind: MatrixKind::Q4_1, rows: 2, width: 32, bytes: &[0; 40] };
             Matrix::pack(&[good, MatrixSource { kind: MatrixKind::Q4_1, rows, width, bytes }], 1).unwrap_err()
         };
-        assert_eq!(pack(33, 2, &bytes[..]), PackError::Width { matrix: 1, width: 33 });
-        assert_eq!(pack(0, 2, &bytes[..]), PackError::Width { matrix: 1, width: 0 });
+        assert_eq!(pack(33, 2, &bytes[..]), PackError::Width { matrix: 1, width: 33, multiple_of: 32 });
+        assert_eq!(pack(0, 2, &bytes[..]), PackError::Width { matrix: 1, width: 0, multiple_of: 32 });
         assert_eq!(pack(32, 3, &bytes[..]), PackError::Bytes { matrix: 1, bytes: 40, bytes_needed: 60 });
         let bytes_needed = usize::MAX;
         assert_eq!(pack(32, usize::MAX / 2, &bytes[..]), PackError::Bytes { matrix: 1, bytes: 40, bytes_needed });
+        let grouped = MatrixSource { kind: MatrixKind::Q6_K, rows: 8, width: 32, bytes: &[0; 210] };
+        let error = Matrix::pack(&[grouped], 1).unwrap_err();
+        assert_eq!(error, PackError::Width { matrix: 0, width: 32, multiple_of: 256 });
+        assert_eq!(error.to_string(), "matrix 0 has 32 columns, not a multiple of 256");
+    }
+
+    #[test]
+    fn repacked_matrices_stay_near_the_size_of_the_file() {
+        for (kind, percent) in [
+            (MatrixKind::Q4_1, 100),
+            (MatrixKind::Q5_1, 100),
+            (MatrixKind::Q8_0, 100),
+            (MatrixKind::Q4_K, 103),
+            (MatrixKind::Q5_K, 103),
+            (MatrixKind::Q6_K, 100),
+        ] {
+            let of_file = TILE * 1_024 / kind.block_weights() * kind.block_bytes();
+            let repacked = Layout::of(kind).tile_bytes(1_024 / BLOCK);
+            assert!(repacked >= of_file && repacked * 100 <= of_file * percent, "{kind:?}: {repacked} for {of_file}");
+        }
     }
 }

@@ -6,6 +6,8 @@
 //! Whatever touches a vector must be inlined into the function that enables its instructions, so closures that do are
 //! marked, and none is passed to the standard library.
 
+mod planes;
+
 use std::ops::Range;
 
 use crate::KernelFamily;
@@ -246,6 +248,14 @@ fn each_product<S: Simd>(
                     Layout::Nibbles => nibbles::<S, $count>(simd, weights, input, token),
                     Layout::Bytes => bytes::<S, $count>(simd, weights, input, token),
                     Layout::Floats => floats::<S, $count>(simd, weights, input, token),
+                    Layout::Five => planes::five::<S, $count>(simd, weights, input, token),
+                    Layout::FourGrouped => {
+                        planes::grouped::<S, $count, { planes::FOUR_BITS }>(simd, weights, input, token)
+                    }
+                    Layout::FiveGrouped => {
+                        planes::grouped::<S, $count, { planes::FIVE_BITS }>(simd, weights, input, token)
+                    }
+                    Layout::SixGrouped => planes::six::<S, $count>(simd, weights, input, token),
                 };
                 for (index, sum) in sums.into_iter().enumerate() {
                     sink(token + index, sum);
@@ -275,8 +285,8 @@ fn nibbles<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activations, f
             let (low, high) = (simd.low_nibbles(bytes), simd.high_nibbles(bytes));
             for token in 0..N {
                 let quads = &rows[token][index].quads;
-                dots[token] = simd.dot_nibbles(dots[token], low, quads[quad]);
-                dots[token] = simd.dot_nibbles(dots[token], high, quads[quad + 4]);
+                dots[token] = simd.dot_unsigned(dots[token], low, quads[quad]);
+                dots[token] = simd.dot_unsigned(dots[token], high, quads[quad + 4]);
             }
         }
         let (scales, minima) = scales_of(block);
@@ -369,7 +379,7 @@ fn store<S: Simd>(simd: S, value: S::F, to: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::matrix::tests::{KINDS, random_bytes};
+    use crate::matrix::tests::{KINDS, by_definition, random_bytes};
     use crate::{MatrixKind, MatrixSource, quantise};
     use proptest::prelude::*;
 
@@ -398,11 +408,21 @@ mod tests {
     }
 
     /// The definition, in f64, and the sum of the magnitudes of its terms.
-    fn dot(matrix: &Matrix, row: usize, input: &[f64]) -> (f64, f64) {
+    fn dot(weights: &[f32], input: &[f64]) -> (f64, f64) {
+        let terms = || std::iter::zip(weights, input).map(|(weight, x)| f64::from(*weight) * x);
+        (terms().sum(), terms().map(f64::abs).sum())
+    }
+
+    /// The weights of a row.
+    fn row(matrix: &Matrix, row: usize) -> Vec<f32> {
         let mut weights = vec![0.0; matrix.width()];
         matrix.row(row, &mut weights);
-        let terms = || std::iter::zip(&weights, input).map(|(weight, x)| f64::from(*weight) * x);
-        (terms().sum(), terms().map(f64::abs).sum())
+        weights
+    }
+
+    /// A width of several blocks of either size.
+    fn width_for(kind: MatrixKind) -> usize {
+        if kind.block_weights() == BLOCK { 160 } else { 512 }
     }
 
     #[test]
@@ -438,16 +458,19 @@ mod tests {
 
     #[test]
     fn products_are_near_the_definition_and_the_same_bits_everywhere() {
-        let (tokens, rows, width) = (13, 48, 160);
-        let input = activations(tokens, width, 3);
+        let (tokens, rows) = (13, 48);
         for kind in KINDS {
-            let matrix = matrix(kind, rows, width, 17);
+            let width = width_for(kind);
+            let input = activations(tokens, width, 3);
+            let bytes = random_bytes(kind, rows, width, 17);
+            let weights = by_definition(kind, &bytes);
+            let matrix = Matrix::pack(&[MatrixSource { kind, rows, width, bytes: &bytes }], 1).unwrap().remove(0);
             let mut reference = vec![0.0; tokens * rows];
             product(&mut Team::with_family(1, KernelFamily::Scalar).unwrap(), &[&matrix], &input, &mut reference);
             for token in 0..tokens {
                 let x = dequantised(&input, token);
-                for row in 0..rows {
-                    let (wanted, magnitude) = dot(&matrix, row, &x);
+                for (row, weights) in weights.chunks_exact(width).enumerate() {
+                    let (wanted, magnitude) = dot(weights, &x);
                     let error = (f64::from(reference[token * rows + row]) - wanted).abs();
                     assert!(error <= 1e-6 * magnitude, "{kind:?}, row {row}: off by {error:e} of {magnitude}");
                 }
@@ -466,6 +489,104 @@ mod tests {
         }
     }
 
+    /// With scales of 1 every product is of integers small enough for an f32.
+    #[test]
+    fn whole_numbers_come_out_exactly() {
+        let (tokens, rows, width) = (5, 16, 512);
+        let one = half::f16::from_f32(1.0).to_le_bytes();
+        let mut x: Vec<f32> = values(tokens * width, 23).into_iter().map(|x| (x * 120.0).round()).collect();
+        // The largest magnitude of a block is what its scale comes from.
+        x.iter_mut().step_by(BLOCK).for_each(|x| *x = 127.0);
+        assert!(x.iter().all(|x| x.abs() <= 127.0) && x.iter().any(|x| *x < -100.0));
+        for kind in
+            KINDS.into_iter().filter(|kind| !matches!(kind, MatrixKind::F32 | MatrixKind::F16 | MatrixKind::BF16))
+        {
+            let mut bytes = random_bytes(kind, rows, width, 29);
+            for block in bytes.chunks_exact_mut(kind.block_bytes()) {
+                match kind {
+                    MatrixKind::Q6_K => block[208..].copy_from_slice(&one),
+                    MatrixKind::Q4_1 | MatrixKind::Q5_1 | MatrixKind::Q4_K | MatrixKind::Q5_K => {
+                        block[..4].copy_from_slice(&[one, one].concat());
+                    }
+                    _ => block[..2].copy_from_slice(&one),
+                }
+            }
+            let weights = by_definition(kind, &bytes);
+            let matrix = Matrix::pack(&[MatrixSource { kind, rows, width, bytes: &bytes }], 1).unwrap().remove(0);
+            for family in KernelFamily::ALL {
+                let Some(mut team) = Team::with_family(1, family) else { continue };
+                let mut input = Activations::new(tokens, width);
+                quantise(&mut team, &x, width, &mut input);
+                let mut out = vec![f32::NAN; tokens * rows];
+                product(&mut team, &[&matrix], &input, &mut out);
+                for (token, x) in x.chunks_exact(width).enumerate() {
+                    for (row, weights) in weights.chunks_exact(width).enumerate() {
+                        let wanted: i64 = std::iter::zip(weights, x).map(|(w, x)| *w as i64 * *x as i64).sum();
+                        assert_eq!(out[token * rows + row] as f64, wanted as f64, "{kind:?} {family}, row {row}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// The largest sums that six bits with scales of eight can have: none of them is rounded.
+    #[test]
+    fn the_extremes_of_six_bits_are_exact() {
+        let (rows, width) = (16, 256);
+        for (sign, scale) in [(-1.0, -128i8), (1.0, -128), (1.0, 127)] {
+            let mut block = vec![0; 210];
+            block[192..208].fill(scale as u8);
+            block[208..].copy_from_slice(&half::f16::from_f32(1.0).to_le_bytes());
+            let bytes = block.repeat(rows);
+            let source = MatrixSource { kind: MatrixKind::Q6_K, rows, width, bytes: &bytes };
+            let matrix = Matrix::pack(&[source], 1).unwrap().remove(0);
+            for family in KernelFamily::ALL {
+                let Some(mut team) = Team::with_family(1, family) else { continue };
+                let mut input = Activations::new(1, width);
+                quantise(&mut team, &vec![sign * 127.0; width], width, &mut input);
+                let mut out = vec![0.0; rows];
+                product(&mut team, &[&matrix], &input, &mut out);
+                let wanted = 256.0 * -32.0 * 127.0 * f64::from(sign) * f64::from(scale);
+                assert!(out.iter().all(|x| f64::from(*x) == wanted), "{family}: {out:?} for {wanted}");
+            }
+        }
+    }
+
+    /// Bytes of a file are untrusted: scales that are no numbers spoil their own row and no other.
+    #[test]
+    fn hostile_scales_stay_in_their_row() {
+        let (tokens, rows) = (9, 16);
+        for kind in KINDS {
+            let width = width_for(kind);
+            let input = activations(tokens, width, 3);
+            let good = random_bytes(kind, rows, width, 31);
+            let row_bytes = good.len() / rows;
+            for hostile in [0xff, 0x7c, 0xfc] {
+                let mut bad = good.clone();
+                bad[5 * row_bytes..6 * row_bytes].fill(hostile);
+                let [good, bad] = [&good, &bad]
+                    .map(|bytes| Matrix::pack(&[MatrixSource { kind, rows, width, bytes }], 1).unwrap().remove(0));
+                let _ = row(&bad, 5);
+                assert_eq!(row(&bad, 6), row(&good, 6));
+                for family in KernelFamily::ALL {
+                    let Some(mut team) = Team::with_family(1, family) else { continue };
+                    let [mut of_good, mut of_bad] = [&good, &bad].map(|matrix| {
+                        let mut out = vec![0.0; tokens * rows];
+                        product(&mut team, &[matrix], &input, &mut out);
+                        out
+                    });
+                    for token in 0..tokens {
+                        let spoilt = &mut of_bad[token * rows + 5];
+                        assert!(hostile != 0xff || spoilt.is_nan(), "{kind:?} {family}: {spoilt}");
+                        *spoilt = 0.0;
+                        of_good[token * rows + 5] = 0.0;
+                    }
+                    assert_eq!(of_bad, of_good, "{kind:?} {family}");
+                }
+            }
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
         #[test]
@@ -475,7 +596,8 @@ mod tests {
             threads in 1usize..4,
             seed in any::<u64>(),
         ) {
-            let (rows, width) = (40, 96);
+            let rows = 40;
+            let width = KINDS[kind].block_weights().max(96);
             let matrices = [matrix(KINDS[kind], rows, width, seed), matrix(MatrixKind::Q4_1, 16, width, !seed)];
             let stride = 48 + 16;
             let input = activations(tokens, width, seed);
@@ -511,15 +633,15 @@ mod tests {
                 for token in 0..tokens {
                     let x = dequantised(&input, token);
                     for (index, value) in dequantised(&hidden, token).into_iter().enumerate() {
-                        let (gate, up) = (dot(&gate, index, &x).0, dot(&up, index, &x).0);
+                        let (gate, up) = (dot(&row(&gate, index), &x).0, dot(&row(&up, index), &x).0);
                         let wanted = gate / (1.0 + (-gate).exp()) * up;
                         let step = f64::from(hidden.row(token)[index / BLOCK].scale);
                         assert!((value - wanted).abs() <= 0.51 * step, "{value} for {wanted}");
                     }
-                    for row in 0..32 {
-                        let (sum, magnitude) = dot(&down, row, &x);
-                        let wanted = f64::from(values(tokens * 32, 7)[token * 32 + row]) + sum;
-                        assert!((f64::from(residual[token * 32 + row]) - wanted).abs() <= 1e-6 * (magnitude + 8.0));
+                    for index in 0..32 {
+                        let (sum, magnitude) = dot(&row(&down, index), &x);
+                        let wanted = f64::from(values(tokens * 32, 7)[token * 32 + index]) + sum;
+                        assert!((f64::from(residual[token * 32 + index]) - wanted).abs() <= 1e-6 * (magnitude + 8.0));
                     }
                 }
                 let quads = (0..tokens).flat_map(|token| hidden.row(token).iter().flat_map(|block| block.quads));

@@ -43,6 +43,9 @@ pub(crate) trait Simd: Copy {
     fn store(self, value: Self::F, to: &mut [f32; LANES]);
     /// IEEE half precision, little-endian.
     fn load_f16(self, from: &[u8; 2 * LANES]) -> Self::F;
+    fn load_u8(self, from: &[u8; LANES]) -> Self::F;
+    /// The bytes are `i8`.
+    fn load_i8(self, from: &[u8; LANES]) -> Self::F;
     /// Rounds to nearest, ties to even.
     fn to_f16(self, value: Self::F) -> [u8; 2 * LANES];
 
@@ -80,8 +83,13 @@ pub(crate) trait Simd: Copy {
     fn load_bytes(self, from: &[u8; 4 * LANES]) -> Self::B;
     fn low_nibbles(self, a: Self::B) -> Self::B;
     fn high_nibbles(self, a: Self::B) -> Self::B;
-    /// Adds to each lane the dot product of its four bytes of `a`, each at most 15, with the four `i8` of `b`.
-    fn dot_nibbles(self, sum: Self::I, a: Self::B, b: i32) -> Self::I;
+    /// `a` with bits of `plane` set: each byte of it shifted right by `right` (left, when that is negative; up to 7),
+    /// then masked. `mask` has no bits that the shift fills.
+    fn with_bits(self, a: Self::B, plane: Self::B, right: i32, mask: u8) -> Self::B;
+    /// The sum of 16 `i8`.
+    fn sum_i8(self, quads: [i32; 4]) -> i32;
+    /// Adds to each lane the dot product of its four bytes of `a`, each at most 63, with the four `i8` of `b`.
+    fn dot_unsigned(self, sum: Self::I, a: Self::B, b: i32) -> Self::I;
     /// Where a sum of [`Simd::dot_offset`]s starts; `correction` is -128 times the sum of all their `i8`.
     fn dot_offset_start(self, correction: i32) -> Self::I;
     /// Adds to each lane the dot product of its four bytes of `a`, minus 128 each, with the four `i8` of `b`, none of
@@ -173,6 +181,9 @@ mod tests {
                 floats(simd.first(count, a, b));
             }
             floats(simd.load_f16(&simd.to_f16(a)));
+            let halves = simd.to_f16(a);
+            floats(simd.load_u8(&halves.as_chunks::<LANES>().0[0]));
+            floats(simd.load_i8(&halves.as_chunks::<LANES>().0[1]));
             floats(simd.to_f32(simd.add_i32(simd.to_i32(a), simd.splat_i32(3))));
             bits.extend(simd.to_f16(b).map(u32::from));
             bits.extend([simd.sum(a).to_bits(), simd.largest(b).to_bits()]);
@@ -198,10 +209,20 @@ mod tests {
                 bits.extend(lanes.map(f32::to_bits));
             };
             let bytes = simd.load_bytes(self.bytes);
-            floats(simd.dot_nibbles(simd.splat_i32(5), simd.low_nibbles(bytes), self.quad));
-            floats(simd.dot_nibbles(simd.splat_i32(-5), simd.high_nibbles(bytes), self.quad));
+            floats(simd.dot_unsigned(simd.splat_i32(5), simd.low_nibbles(bytes), self.quad));
+            floats(simd.dot_unsigned(simd.splat_i32(-5), simd.high_nibbles(bytes), self.quad));
             let sum: i32 = self.quad.to_le_bytes().iter().map(|byte| i32::from(*byte as i8)).sum();
             floats(simd.dot_offset(simd.dot_offset_start(-128 * sum), bytes, self.quad));
+            // All bits that a byte of up to 63 can have, from every place in a plane.
+            for quad in 0..4 {
+                let six = simd.with_bits(simd.high_nibbles(bytes), bytes, 2 * quad - 4, 0x30);
+                floats(simd.dot_unsigned(simd.splat_i32(-7), six, self.quad));
+            }
+            for quad in 0..8 {
+                let five = simd.with_bits(simd.low_nibbles(bytes), bytes, quad - 4, 0x10);
+                floats(simd.dot_unsigned(simd.splat_i32(7), five, self.quad));
+            }
+            bits.push(simd.sum_i8([self.quad, -1, self.quad, 0x7f81_7f81]) as u32);
             bits
         }
     }
@@ -230,6 +251,14 @@ mod tests {
             let offset: i32 = (0..4).map(|i| (i32::from(bytes[i]) - 128) * i32::from(x[i])).sum();
             prop_assert_eq!(scalar[0], ((5 + low) as f32).to_bits());
             prop_assert_eq!(scalar[32], (offset as f32).to_bits());
+            let six = |i: usize| i32::from(bytes[i] >> 4) + 16 * i32::from(bytes[i] >> 6);
+            let six: i32 = (0..4).map(|i| six(i) * i32::from(x[i])).sum();
+            prop_assert_eq!(scalar[48 + 3 * LANES], ((six - 7) as f32).to_bits());
+            let five = |i: usize| i32::from(bytes[i] & 15) + 16 * i32::from(bytes[i] >> 7);
+            let five: i32 = (0..4).map(|i| five(i) * i32::from(x[i])).sum();
+            prop_assert_eq!(scalar[48 + 11 * LANES], ((five + 7) as f32).to_bits());
+            let sum = 2 * x.map(i32::from).iter().sum::<i32>() - 4;
+            prop_assert_eq!(scalar.last().map(|bits| *bits as i32), Some(sum));
             for family in KernelFamily::ALL.into_iter().filter(|family| family.is_available()) {
                 prop_assert_eq!(&dispatch(family, Dots { bytes, quad }), &scalar, "{}", family);
             }

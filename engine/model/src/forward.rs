@@ -312,4 +312,6 @@ impl Pass {
 }
 
 #[cfg(test)]
+mod file_tests;
+#[cfg(test)]
 mod tests;

@@ -9,6 +9,7 @@ mod forward;
 mod gguf;
 mod inspection;
 mod model;
+mod numerics;
 mod tensor_kind;
 #[cfg(test)]
 mod test_model;

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 use crate::chat_template::{ChatTemplate, LoadTemplateError};
 use crate::config::{ConfigError, Keys, ModelConfig};
 use crate::gguf::{Gguf, GgufError};
+use crate::numerics;
 use crate::tokenizer::{LoadTokenizerError, Tokenizer};
 use crate::weights::{LoadWeightsError, Weights};
 
@@ -79,6 +80,14 @@ impl Model {
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         self.digest
+    }
+
+    /// SHA-256 of what decides the bits of the logits beside the file: with one file and one profile, one sequence of
+    /// tokens has the same logits bit for bit, on whichever machine of one system, family of kernels and number of
+    /// threads. A build whose kernels round or sum otherwise has another profile.
+    #[must_use]
+    pub fn numerics_profile(&self) -> [u8; 32] {
+        numerics::profile(&self.parts.weights)
     }
 
     /// Text to tokens and back.

@@ -181,6 +181,15 @@ impl Weights {
         Ok(Self { layers, output_norm, head, embedding, rope_factors })
     }
 
+    /// All matrices, in the order in which a forward pass reads them. A tied head is there once more, as the head.
+    pub(crate) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let layers = self.layers.iter().flat_map(|layer| {
+            let LayerWeights { query, key, value, attention_output, ff_gate, ff_up, ff_down, .. } = layer;
+            [query, key, value, attention_output, ff_gate, ff_up, ff_down]
+        });
+        std::iter::once(&self.embedding).chain(layers).chain(std::iter::once(&self.head))
+    }
+
     /// The family of kernels that this machine computes with.
     pub(crate) fn kernels(&self) -> &'static str {
         KernelFamily::detect().name()
@@ -243,7 +252,11 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
             2 => MatrixKind::Q4_0,
             3 => MatrixKind::Q4_1,
             6 => MatrixKind::Q5_0,
+            7 => MatrixKind::Q5_1,
             8 => MatrixKind::Q8_0,
+            12 => MatrixKind::Q4_K,
+            13 => MatrixKind::Q5_K,
+            14 => MatrixKind::Q6_K,
             30 => MatrixKind::BF16,
             _ => return Err(LoadWeightsError::Kind { tensor: name.to_owned(), kind: tensor.kind }),
         };

@@ -47,11 +47,32 @@ pub(super) fn largest(a: __m256) -> f32 {
     _mm_cvtss_f32(_mm_max_ss(a, _mm_shuffle_ps::<1>(a, a)))
 }
 
-/// Products of bytes up to 15 with `i8`: pairs of them fit an `i16`.
+/// Products of bytes up to 128 with `i8` that are not -128: pairs of them fit an `i16`.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn dot(sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
     _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)))
+}
+
+/// The sum of 16 `i8`: the instruction sums unsigned bytes, so each is taken as itself plus 128.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn sum_i8(quads: [i32; 4]) -> i32 {
+    let bytes = _mm_xor_si128(_mm_setr_epi32(quads[0], quads[1], quads[2], quads[3]), _mm_set1_epi8(-128));
+    let sums = _mm_sad_epu8(bytes, _mm_setzero_si128());
+    _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 16 * 128
+}
+
+/// Each byte shifted right, or left when `right` is negative, then masked: there is no shift of bytes, so the mask
+/// takes off what comes from a neighbour.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn shifted(a: __m256i, right: i32, mask: u8) -> __m256i {
+    let shifted = match right < 0 {
+        true => _mm256_sll_epi16(a, _mm_cvtsi32_si128(-right)),
+        false => _mm256_srl_epi16(a, _mm_cvtsi32_si128(right)),
+    };
+    _mm256_and_si256(shifted, _mm256_set1_epi8(mask as i8))
 }
 
 /// `|a - 128|` is at most 128 and `|b|` at most 127, so that pairs of products fit an `i16`; the sign goes to `b`.
@@ -110,6 +131,28 @@ impl Simd for Avx2 {
             Pair(
                 _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())),
                 _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().add(16).cast())),
+            )
+        }
+    }
+    #[inline(always)]
+    fn load_u8(self, from: &[u8; LANES]) -> Self::F {
+        // SAFETY: `self` proves the instructions; an array reference is readable, unaligned access is allowed.
+        unsafe {
+            let bytes = _mm_loadu_si128(from.as_ptr().cast());
+            Pair(
+                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
+                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(bytes, bytes))),
+            )
+        }
+    }
+    #[inline(always)]
+    fn load_i8(self, from: &[u8; LANES]) -> Self::F {
+        // SAFETY: `self` proves the instructions; an array reference is readable, unaligned access is allowed.
+        unsafe {
+            let bytes = _mm_loadu_si128(from.as_ptr().cast());
+            Pair(
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))),
             )
         }
     }
@@ -269,7 +312,22 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    fn dot_nibbles(self, sum: Self::I, a: Self::B, b: i32) -> Self::I {
+    fn with_bits(self, a: Self::B, plane: Self::B, right: i32, mask: u8) -> Self::B {
+        // SAFETY: `self` proves the instructions; on registers only.
+        unsafe {
+            Pair(
+                _mm256_or_si256(a.0, shifted(plane.0, right, mask)),
+                _mm256_or_si256(a.1, shifted(plane.1, right, mask)),
+            )
+        }
+    }
+    #[inline(always)]
+    fn sum_i8(self, quads: [i32; 4]) -> i32 {
+        // SAFETY: `self` proves the instructions; on registers only.
+        unsafe { sum_i8(quads) }
+    }
+    #[inline(always)]
+    fn dot_unsigned(self, sum: Self::I, a: Self::B, b: i32) -> Self::I {
         // SAFETY: `self` proves the instructions; on registers only.
         unsafe {
             let b = _mm256_set1_epi32(b);

@@ -68,6 +68,16 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) }
     }
     #[inline(always)]
+    fn load_u8(self, from: &[u8; LANES]) -> Self::F {
+        // SAFETY: `self` proves the instructions; an array reference is readable, unaligned access is allowed.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) }
+    }
+    #[inline(always)]
+    fn load_i8(self, from: &[u8; LANES]) -> Self::F {
+        // SAFETY: `self` proves the instructions; an array reference is readable, unaligned access is allowed.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) }
+    }
+    #[inline(always)]
     fn to_f16(self, value: Self::F) -> [u8; 2 * LANES] {
         // SAFETY: `self` proves the instructions; both types are 32 plain bytes.
         unsafe { std::mem::transmute::<__m256i, [u8; 2 * LANES]>(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value)) }
@@ -188,7 +198,24 @@ impl Simd for Avx512 {
         unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(a), _mm512_set1_epi8(15)) }
     }
     #[inline(always)]
-    fn dot_nibbles(self, sum: Self::I, a: Self::B, b: i32) -> Self::I {
+    fn with_bits(self, a: Self::B, plane: Self::B, right: i32, mask: u8) -> Self::B {
+        // SAFETY: `self` proves the instructions; on registers only.
+        unsafe {
+            // There is no shift of bytes; the mask takes off what comes from a neighbour.
+            let shifted = match right < 0 {
+                true => _mm512_sll_epi16(plane, _mm_cvtsi32_si128(-right)),
+                false => _mm512_srl_epi16(plane, _mm_cvtsi32_si128(right)),
+            };
+            _mm512_or_si512(a, _mm512_and_si512(shifted, _mm512_set1_epi8(mask as i8)))
+        }
+    }
+    #[inline(always)]
+    fn sum_i8(self, quads: [i32; 4]) -> i32 {
+        // SAFETY: `self` proves the instructions; on registers only.
+        unsafe { super::avx2::sum_i8(quads) }
+    }
+    #[inline(always)]
+    fn dot_unsigned(self, sum: Self::I, a: Self::B, b: i32) -> Self::I {
         // SAFETY: `self` proves the instructions; on registers only.
         unsafe { _mm512_dpbusd_epi32(sum, a, _mm512_set1_epi32(b)) }
     }

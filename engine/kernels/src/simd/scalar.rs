@@ -42,6 +42,14 @@ impl Simd for Scalar {
         std::array::from_fn(|lane| f16::from_le_bytes([from[2 * lane], from[2 * lane + 1]]).to_f32())
     }
     #[inline(always)]
+    fn load_u8(self, from: &[u8; LANES]) -> Self::F {
+        from.map(f32::from)
+    }
+    #[inline(always)]
+    fn load_i8(self, from: &[u8; LANES]) -> Self::F {
+        from.map(|byte| f32::from(byte as i8))
+    }
+    #[inline(always)]
     fn to_f16(self, value: Self::F) -> [u8; 2 * LANES] {
         std::array::from_fn(|byte| f16::from_f32(value[byte / 2]).to_le_bytes()[byte % 2])
     }
@@ -150,7 +158,16 @@ impl Simd for Scalar {
         a.map(|byte| byte >> 4)
     }
     #[inline(always)]
-    fn dot_nibbles(self, sum: Self::I, a: Self::B, b: i32) -> Self::I {
+    fn with_bits(self, a: Self::B, plane: Self::B, right: i32, mask: u8) -> Self::B {
+        let shifted = |byte: u8| if right < 0 { byte << -right } else { byte >> right };
+        std::array::from_fn(|byte| a[byte] | shifted(plane[byte]) & mask)
+    }
+    #[inline(always)]
+    fn sum_i8(self, quads: [i32; 4]) -> i32 {
+        quads.iter().flat_map(|quad| quad.to_le_bytes()).map(|byte| i32::from(byte as i8)).sum()
+    }
+    #[inline(always)]
+    fn dot_unsigned(self, sum: Self::I, a: Self::B, b: i32) -> Self::I {
         let b = b.to_le_bytes().map(|byte| i32::from(byte as i8));
         std::array::from_fn(|lane| {
             (0..4).fold(sum[lane], |sum, byte| sum.wrapping_add(i32::from(a[4 * lane + byte]) * b[byte]))

@@ -13,7 +13,7 @@ use crate::tensor_kind::TensorKind;
 use crate::weights::LoadWeightsError;
 
 /// Smaller than real models in everything; odd where the kernels have to cope with it.
-fn config() -> ModelConfig {
+pub(super) fn config() -> ModelConfig {
     ModelConfig {
         architecture: "llama".to_owned(),
         layers: 2,
@@ -32,14 +32,14 @@ fn config() -> ModelConfig {
 
 /// Tensors as a file would have them.
 #[derive(Default)]
-struct Tensors {
-    tensors: HashMap<String, (Vec<usize>, TensorKind, Vec<u8>)>,
+pub(super) struct Tensors {
+    pub(super) tensors: HashMap<String, (Vec<usize>, TensorKind, Vec<u8>)>,
     state: u64,
 }
 
 impl Tensors {
     /// All tensors of a model; `kinds` (numbers in the file) are used in turn for its matrices.
-    fn new(config: &ModelConfig, kinds: &[u32], is_tied: bool) -> Self {
+    pub(super) fn new(config: &ModelConfig, kinds: &[u32], is_tied: bool) -> Self {
         let mut tensors = Self { state: 0x9e37_79b9_7f4a_7c15, ..Self::default() };
         let mut kinds = kinds.iter().copied().cycle();
         let (width, ff) = (config.width, config.ff_width);
@@ -89,8 +89,13 @@ impl Tensors {
                 "F32" => bytes.extend((float + 0.6).to_le_bytes()),
                 "F16" => bytes.extend(half(float / 4.0)),
                 "BF16" => bytes.extend(half::bf16::from_f32(float / 4.0).to_le_bytes()),
-                "Q4_1" => bytes.extend([half(0.02 + float.abs() / 50.0), half(-0.2)].concat()),
+                "Q4_1" | "Q5_1" => bytes.extend([half(0.02 + float.abs() / 50.0), half(-0.2)].concat()),
                 "Q8_0" => bytes.extend(half(float / 300.0)),
+                "Q4_K" | "Q5_K" => bytes.extend([half(float / 1_000.0), half(float / 100.0)].concat()),
+                "Q6_K" => {
+                    bytes.extend((0..208).map(|_| self.random() as u8));
+                    bytes.extend(half(float / 5_000.0));
+                }
                 _ => bytes.extend(half(float / 30.0)),
             }
             while !bytes.len().is_multiple_of(kind.block_bytes() as usize) {
@@ -136,7 +141,7 @@ fn tokens(count: usize, seed: u32) -> Vec<u32> {
 }
 
 /// Logits as bits, of a kind that a comparison means something for.
-fn bits(logits: Option<&[f32]>) -> Vec<u32> {
+pub(super) fn bits(logits: Option<&[f32]>) -> Vec<u32> {
     let logits = logits.expect("the span has logits");
     assert!(logits.iter().all(|logit| logit.is_finite()));
     let spread = logits.iter().copied().fold(f32::MIN, f32::max) - logits.iter().copied().fold(f32::MAX, f32::min);
@@ -338,8 +343,8 @@ fn tensors_that_do_not_fit_are_named() {
     assert_eq!(missing, "tensor `blk.1.ffn_up.weight` is missing");
     let shape = load(&|tensors| tensors.add(name, &[96, 64], 3));
     assert_eq!(shape, "tensor `blk.1.ffn_up.weight` has shape [96, 64], not [64, 96]");
-    let kind = load(&|tensors| tensors.add(name, &[64, 96], 7));
-    assert_eq!(kind, "tensor `blk.1.ffn_up.weight` has type Q5_1, which is not supported here");
+    let kind = load(&|tensors| tensors.add(name, &[64, 96], 9));
+    assert_eq!(kind, "tensor `blk.1.ffn_up.weight` has type Q8_1, which is not supported here");
     let norm = load(&|tensors| tensors.add("output_norm.weight", &[64], 1));
     assert_eq!(norm, "tensor `output_norm.weight` has type F16, which is not supported here");
     let factors = load(&|tensors| tensors.add("rope_freqs.weight", &[7], 0));
@@ -366,11 +371,17 @@ fn the_kinds_of_the_file_are_those_of_the_kernels() {
         (2, MatrixKind::Q4_0),
         (3, MatrixKind::Q4_1),
         (6, MatrixKind::Q5_0),
+        (7, MatrixKind::Q5_1),
         (8, MatrixKind::Q8_0),
+        (12, MatrixKind::Q4_K),
+        (13, MatrixKind::Q5_K),
+        (14, MatrixKind::Q6_K),
         (30, MatrixKind::BF16),
     ] {
         let of_file = TensorKind::from_number(number).unwrap();
         assert_eq!(of_file.name(), format!("{kind:?}"));
-        assert_eq!(of_file.block_bytes() as usize * (32 / of_file.block_weights() as usize), kind.block_bytes());
+        let blocks = kind.block_weights() / of_file.block_weights() as usize;
+        assert!(blocks == 1 || of_file.block_weights() == 1);
+        assert_eq!(of_file.block_bytes() as usize * blocks, kind.block_bytes());
     }
 }

@@ -77,6 +77,11 @@ impl File {
         self
     }
 
+    /// The data section.
+    pub(crate) fn data(self, data: Vec<u8>) -> Self {
+        Self { data, ..self }
+    }
+
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(self.version.to_le_bytes());
