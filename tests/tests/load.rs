@@ -2,6 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use e2e::{Demo, Event, chat, model_path};
+use std::io::Write;
+use std::net::TcpStream;
 use std::time::Duration;
 
 fn proc_file(pid: u32, name: &str) -> Result<String> {
@@ -59,6 +61,40 @@ fn sixty_four_streams_end_well_and_say_what_they_say_alone() -> Result<()> {
         Ok(())
     })?;
     ensure!(!demo.stop()?.contains("panicked"));
+    Ok(())
+}
+
+#[test]
+fn eighty_clients_that_do_not_read_keep_nobody_waiting() -> Result<()> {
+    let demo = Demo::start()?;
+    let globex = demo.client(1)?;
+    let short = chat(&demo.model, "Say hello.", 4, false);
+    let (alone, _) = globex.ask(&short)?;
+    let body = chat(&demo.model, "Tell a story.", 6000, true).to_string();
+    let request = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {}\r\ncontent-length: {}\r\n\r\n{body}",
+        demo.tenants[0].key,
+        body.len()
+    );
+    let mut unread = Vec::new();
+    for _ in 0..80 {
+        let mut socket = TcpStream::connect(demo.address)?;
+        socket.write_all(request.as_bytes())?;
+        unread.push(socket);
+    }
+    let metrics = || globex.get("/metrics")?.text();
+    while !metrics()?.contains("engine_sequences_running 64") {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // The client gives up after two minutes; the eighty would keep all slots for longer than that.
+    let (answer, _) = globex.ask(&short)?;
+    ensure!(answer == alone, "an answer changed in bad company");
+    ensure!(metrics()?.contains("engine_sequences_running 64"), "the eighty were gone: nothing was tested");
+    drop(unread);
+    while !metrics()?.contains("engine_sequences_running 0") {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    ensure!(metrics()?.contains("kv_pages_free 4096"), "pages were not given back");
     Ok(())
 }
 
