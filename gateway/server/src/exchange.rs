@@ -300,7 +300,7 @@ impl Exchange {
             self.session.shutdown().await;
             return None;
         }
-        if !self.session.is_http2() && !self.session.is_body_done() {
+        if !self.session.is_body_done() {
             self.linger().await;
             return None;
         }
@@ -310,9 +310,13 @@ impl Exchange {
         Some(ReusedHttpStream::from_reusable_stream(stream, settings))
     }
 
-    /// Closing while the client still sends would reset the connection and could destroy the answer on its way.
+    /// Closing while the client still sends would reset the connection (on HTTP/2 the stream) and could destroy the
+    /// answer on its way.
     async fn linger(&mut self) {
-        self.session.shutdown().await;
+        // An HTTP/2 stream ended with its answer.
+        if !self.session.is_http2() {
+            self.session.shutdown().await;
+        }
         let session = &mut self.session;
         let discard = async move {
             let mut left = LINGER_BYTES_MAX;
@@ -420,9 +424,10 @@ impl<S: Site> HttpServerApp for App<S> {
         };
         if let Err(error) = head {
             let _ = http.answer(respond::refusal(&error.into()).into_answer()).await;
-            // The body's length is not known: there is nothing to wait for. On HTTP/2 the answer has ended the stream,
-            // and a reset could overtake it.
-            if !http.session.is_http2() {
+            if http.session.is_http2() {
+                http.finish().await;
+            } else {
+                // The body's length is not known: there is nothing to wait for.
                 http.session.shutdown().await;
             }
             return None;

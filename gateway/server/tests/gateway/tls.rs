@@ -59,6 +59,10 @@ async fn tls_serves_http_1_and_2_to_clients_that_know_the_root() {
     assert!(std::fs::read_to_string(file("body")).unwrap().ends_with("data: [DONE]\n\n"));
     let options = ["--cacert", "root.pem", "--http2", "-H", &key, "-H", &key, "-d", body];
     assert_eq!(curl(&world, folder.path(), "/v1/completions", &options).as_deref(), Some("2 400"));
+    // A refusal reaches a client whose body nobody reads.
+    std::fs::write(file("large"), "x".repeat(300_000)).unwrap();
+    let options = ["--cacert", "root.pem", "--http2", "-H", "authorization: Bearer x", "-d", "@large"];
+    assert_eq!(curl(&world, folder.path(), "/v1/completions", &options).as_deref(), Some("2 401"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
