@@ -5,6 +5,8 @@
 
 use half::{bf16, f16};
 
+use crate::activations::BLOCK;
+
 /// Element types that can be repacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(non_camel_case_types, reason = "the names as ggml writes them")]
@@ -35,8 +37,9 @@ pub enum MatrixKind {
 
 /// Where Q4_K and Q5_K have their scales of 6 bits, behind two f16.
 const GROUP_SCALES: usize = 4;
-/// Where Q5_K has the fifth bits.
+/// Where Q5_K has the fifth bits, and the others.
 const Q5_K_HIGH: usize = 16;
+const Q5_K_LOW: usize = 48;
 /// Where Q6_K has the upper two bits, the scales of groups of 16, and the f16 scale.
 const Q6_K_HIGH: usize = 128;
 const Q6_K_SCALES: usize = 192;
@@ -79,47 +82,64 @@ impl MatrixKind {
         assert_eq!(block.len(), self.block_bytes(), "a block has a fixed size");
         assert_eq!(out.len(), self.block_weights(), "room for a block");
         let half = |at: usize| half_at(block, at);
-        for (i, out) in out.iter_mut().enumerate() {
-            let quant = || f32::from(self.quant(block, i));
-            *out = match self {
+        for (group, out) in out.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+            let quants = self.quants(block, group).map(f32::from);
+            *out = std::array::from_fn(|i| match self {
                 Self::F32 => f32::from_le_bytes([block[4 * i], block[4 * i + 1], block[4 * i + 2], block[4 * i + 3]]),
                 Self::F16 => half(2 * i),
                 Self::BF16 => bf16::from_le_bytes([block[2 * i], block[2 * i + 1]]).to_f32(),
-                Self::Q4_0 => half(0) * (quant() - 8.0),
-                Self::Q5_0 => half(0) * (quant() - 16.0),
-                Self::Q8_0 => half(0) * (quant() - 128.0),
-                Self::Q4_1 | Self::Q5_1 => half(0) * quant() + half(2),
+                Self::Q4_0 => half(0) * (quants[i] - 8.0),
+                Self::Q5_0 => half(0) * (quants[i] - 16.0),
+                Self::Q8_0 => half(0) * (quants[i] - 128.0),
+                Self::Q4_1 | Self::Q5_1 => half(0) * quants[i] + half(2),
                 Self::Q4_K | Self::Q5_K => {
-                    let (scale, minimum) = scale_and_minimum(block, i / 32);
-                    half(0) * f32::from(scale) * quant() - half(2) * f32::from(minimum)
+                    let (scale, minimum) = scale_and_minimum(block, group);
+                    half(0) * f32::from(scale) * quants[i] - half(2) * f32::from(minimum)
                 }
-                Self::Q6_K => half(Q6_K_SCALE) * f32::from(sixteen_scale(block, i / 16) as i8) * (quant() - 32.0),
-            };
+                Self::Q6_K => {
+                    let scale = sixteen_scale(block, 2 * group + i / 16) as i8;
+                    half(Q6_K_SCALE) * f32::from(scale) * (quants[i] - 32.0)
+                }
+            });
         }
     }
 
-    /// Weight `i` of a block as the unsigned number that is stored; an `i8` plus 128. 0 for floats, which have none.
-    pub(super) fn quant(self, block: &[u8], i: usize) -> u8 {
+    /// 32 weights of a block as the unsigned numbers that are stored; an `i8` plus 128. Zeros for floats, which have
+    /// none.
+    pub(super) fn quants(self, block: &[u8], group: usize) -> [u8; BLOCK] {
+        use std::array::from_fn;
         // In blocks of 32, byte j has weight j in its low and weight 16 + j in its high bits.
-        let nibble = |from: usize| if i < 16 { block[from + i] & 15 } else { block[from + i - 16] >> 4 };
-        let bit = |from: usize| (block[from + i / 8] >> (i % 8) & 1) << 4;
-        // In blocks of 256, 32 bytes have two groups of 32 weights.
-        let (group, column) = (i / 32, i % 32);
-        let group_nibble = |from: usize| block[from + group / 2 * 32 + column] >> (group % 2 * 4) & 15;
+        let nibbles = |from: usize| -> [u8; BLOCK] {
+            let bytes = &block[from..][..16];
+            from_fn(|i| if i < 16 { bytes[i] & 15 } else { bytes[i - 16] >> 4 })
+        };
+        let with_bits = |low: [u8; BLOCK], from: usize| -> [u8; BLOCK] {
+            let bits = &block[from..][..4];
+            from_fn(|i| low[i] | (bits[i / 8] >> (i % 8) & 1) << 4)
+        };
+        // In blocks of 256, the bits of several groups lie above each other in the same 32 bytes.
+        let part = |from: usize, shift: usize, mask: u8| -> [u8; BLOCK] {
+            let bytes = &block[from..][..BLOCK];
+            from_fn(|i| bytes[i] >> shift & mask)
+        };
+        let above = |low: [u8; BLOCK], high: [u8; BLOCK]| -> [u8; BLOCK] { from_fn(|i| low[i] | high[i] << 4) };
         match self {
-            Self::F32 | Self::F16 | Self::BF16 => 0,
-            Self::Q4_0 => nibble(2),
-            Self::Q4_1 => nibble(4),
-            Self::Q5_0 => nibble(6) | bit(2),
-            Self::Q5_1 => nibble(8) | bit(4),
-            Self::Q8_0 => block[2 + i] ^ 0x80,
-            Self::Q4_K => group_nibble(16),
-            Self::Q5_K => group_nibble(16 + 32) | (block[Q5_K_HIGH + column] >> group & 1) << 4,
+            Self::F32 | Self::F16 | Self::BF16 => [0; BLOCK],
+            Self::Q4_0 => nibbles(2),
+            Self::Q4_1 => nibbles(4),
+            Self::Q5_0 => with_bits(nibbles(6), 2),
+            Self::Q5_1 => with_bits(nibbles(8), 4),
+            Self::Q8_0 => {
+                let bytes = &block[2..][..BLOCK];
+                from_fn(|i| bytes[i] ^ 0x80)
+            }
+            Self::Q4_K => part(16 + group / 2 * 32, group % 2 * 4, 15),
+            Self::Q5_K => above(part(Q5_K_LOW + group / 2 * 32, group % 2 * 4, 15), part(Q5_K_HIGH, group, 1)),
             Self::Q6_K => {
                 // Each half of 128 weights: 64 bytes with groups 0 and 1 in the low bits, 2 and 3 in the high ones.
                 let (half, group) = (group / 4, group % 4);
-                let low = block[half * 64 + group % 2 * 32 + column] >> (group / 2 * 4) & 15;
-                low | (block[Q6_K_HIGH + half * 32 + column] >> (2 * group) & 3) << 4
+                let low = part(half * 64 + group % 2 * 32, group / 2 * 4, 15);
+                above(low, part(Q6_K_HIGH + half * 32, 2 * group, 3))
             }
         }
     }

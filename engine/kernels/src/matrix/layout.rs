@@ -156,15 +156,24 @@ fn packed(block: &[u8], planes: usize, lane: usize, i: usize) -> u8 {
     }
 }
 
-/// Writes what [`packed`] reads; the block is zeroed.
+/// Writes what [`packed`] reads, four weights at a time.
 fn pack(block: &mut [u8], planes: usize, lane: usize, quants: &[u8; BLOCK]) {
-    for (i, quant) in quants.iter().enumerate() {
-        let (place, quad) = (4 * lane + i % 4, i / 4);
-        block[i % 16 / 4 * 64 + place] |= (quant & 15) << (i / 16 * 4);
-        match planes {
-            0 => {}
-            1 => block[NIBBLES_BYTES + place] |= (quant >> 4) << quad,
-            _ => block[NIBBLES_BYTES + quad / 4 * PLANE_BYTES + place] |= (quant >> 4) << (2 * (quad % 4)),
+    const NIBBLES: u32 = 0x0f0f_0f0f;
+    let quads = quants.as_chunks::<4>().0;
+    let low = |quad: usize| u32::from_le_bytes(quads[quad]) & NIBBLES;
+    let high = |quad: usize| u32::from_le_bytes(quads[quad]) >> 4 & NIBBLES;
+    let mut put = |at: usize, word: u32| block[at + 4 * lane..][..4].copy_from_slice(&word.to_le_bytes());
+    for quad in 0..4 {
+        put(64 * quad, low(quad) | low(quad + 4) << 4);
+    }
+    match planes {
+        0 => {}
+        1 => put(NIBBLES_BYTES, (0..8).fold(0, |plane, quad| plane | high(quad) << quad)),
+        _ => {
+            for half in 0..2 {
+                let plane = (0..4).fold(0, |plane, quad| plane | high(4 * half + quad) << (2 * quad));
+                put(NIBBLES_BYTES + half * PLANE_BYTES, plane);
+            }
         }
     }
 }
@@ -182,11 +191,11 @@ pub(super) fn pack_tile(source: &MatrixSource<'_>, tile: usize, to: &mut [u8]) {
                 Layout::Bytes => {
                     let (weights, scales) = to.split_at_mut(blocks * BYTE_BLOCK_BYTES);
                     let weights = &mut weights[index * BYTE_BLOCK_BYTES..][..BYTE_BLOCK_BYTES];
-                    let bytes: [u8; BLOCK] = std::array::from_fn(|i| match kind {
-                        // Centred at 16 as at 128.
-                        MatrixKind::Q5_0 => kind.quant(from, i) + (128 - 16),
-                        _ => from[2 + i] ^ 0x80,
-                    });
+                    let mut bytes = kind.quants(from, 0);
+                    if kind == MatrixKind::Q5_0 {
+                        // Centred at 128 instead of 16.
+                        bytes = bytes.map(|byte| byte + (128 - 16));
+                    }
                     for (quad, to) in std::iter::zip(bytes.as_chunks::<4>().0, weights.chunks_exact_mut(64)) {
                         to[4 * lane..][..4].copy_from_slice(quad);
                     }
@@ -232,8 +241,7 @@ fn pack_planes(kind: MatrixKind, from: &[u8], index: usize, blocks: usize, lane:
     let count = kind.block_weights() / BLOCK;
     for part in 0..count {
         let block = index * count + part;
-        let quants = std::array::from_fn(|i| kind.quant(from, part * BLOCK + i));
-        pack(&mut of_weights[block * weights..][..weights], planes, lane, &quants);
+        pack(&mut of_weights[block * weights..][..weights], planes, lane, &kind.quants(from, part));
         let of_block = &mut of_blocks[block * scales..][..scales];
         match kind {
             MatrixKind::Q5_1 => {
