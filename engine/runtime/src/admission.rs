@@ -2,14 +2,15 @@
 //!
 //! Slots are shared between tenants: the next one goes to the tenant that holds the fewest, and a tenant that holds more
 //! than its share gives one up, its youngest request first. A request whose reader does not read gives way to anybody who
-//! waits. What gives way loses its pages and is computed again later, to the same bits. Inside a tenant the oldest goes
-//! first.
+//! waits. What gives way loses its pages and is computed again later, to the same bits; those who were spared so far come
+//! first, so that the loss is spread. Inside a tenant the oldest is admitted first.
 
 use crate::inbox::Queue;
 use crate::running::Running;
 use crate::step::Stepper;
 use engine_kv::{BlockTable, PAGE_TOKENS};
 use policies_domain::Label;
+use std::cmp::Reverse;
 
 /// Where a candidate for a slot stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,15 +20,21 @@ enum Place {
 }
 
 impl Stepper {
-    /// Forgets the cancelled and fills the slots.
-    pub(crate) fn admit(&mut self, queue: &mut Queue) {
+    /// Forgets the cancelled; scrubs and frees what they gave back.
+    pub(crate) fn forget_the_cancelled(&mut self) {
         self.running.retain(|request| !request.cancelled());
         self.preempted.retain(|request| !request.cancelled());
-        queue.waiting.retain(|request| !request.cancelled());
         self.reclaim();
+    }
+
+    /// Fills the slots.
+    pub(crate) fn admit(&mut self, queue: &mut Queue) {
+        self.forget_the_cancelled();
+        queue.waiting.retain(|request| !request.cancelled());
         while let Some((place, label, pages_needed)) = self.candidate(queue) {
-            while !self.has_place_for(pages_needed) {
-                let Some(victim) = self.victim(label) else { return };
+            // Nobody behind the candidate is admitted before it: what runs drains, so that it gets its pages in the end.
+            let Some(victims) = self.victims(label, pages_needed) else { return };
+            for victim in victims {
                 self.preempt(victim);
             }
             let admitted = match place {
@@ -47,42 +54,54 @@ impl Stepper {
         let preempted = self.preempted.iter().enumerate().filter(|(_, request)| request.may_resume());
         let preempted = preempted.map(|(index, request)| (Place::Preempted(index), request));
         let waiting = queue.waiting.iter().enumerate().map(|(index, request)| (Place::Waiting(index), request));
+        let slots = |label| self.running.iter().filter(|request| request.label == label).count();
         let (place, request) =
-            preempted.chain(waiting).min_by_key(|(_, request)| (self.slots_of(request.label), request.submitted))?;
-        // The prompt and its first token.
-        Some((place, request.label, (request.tokens.len() + 1).div_ceil(PAGE_TOKENS)))
+            preempted.chain(waiting).min_by_key(|(_, request)| (slots(request.label), request.submitted))?;
+        Some((place, request.label, pages_to_begin(request)))
     }
 
-    fn has_place_for(&self, pages_needed: usize) -> bool {
-        // Besides one more page for everybody who runs, so that a newcomer does not at once cost somebody his pages.
-        let pages_wanted = pages_needed + self.running.len();
-        let alone = self.running.is_empty();
-        self.running.len() < self.config.sequences_max && (alone || pages_wanted <= self.pool.counts().free)
+    /// Who gives way so that a request of `label` has a place, the last in `running` first; nobody when there is one
+    /// already. `None` when all who would give way are not enough: then nobody does.
+    fn victims(&self, label: Label, pages_needed: usize) -> Option<Vec<usize>> {
+        let mut staying: Vec<usize> = (0..self.running.len()).collect();
+        let mut victims = Vec::new();
+        while !self.has_place_for(pages_needed, &staying, &victims) {
+            let chosen = self.first_to_go(&staying, |slots, of_candidate| slots > of_candidate + 1, label)?;
+            victims.push(staying.remove(chosen));
+        }
+        victims.sort_unstable_by_key(|index| Reverse(*index));
+        Some(victims)
     }
 
-    /// Who gives way to a request of `label`: whoever is not read, else the youngest of the tenant with the most slots,
-    /// if that one still holds as many as `label` afterwards.
-    fn victim(&self, label: Label) -> Option<usize> {
-        let stalled = self.running.iter().rposition(|request| !request.has_room());
-        stalled.or_else(|| {
-            let (index, most) = self.youngest_of_the_largest()?;
-            (most > self.slots_of(label) + 1).then_some(index)
-        })
+    fn has_place_for(&self, pages_needed: usize, staying: &[usize], victims: &[usize]) -> bool {
+        let pages = |index: &usize| self.running[*index].block_table.as_ref().map_or(0, BlockTable::pages);
+        let free = self.pool.counts().free + victims.iter().map(pages).sum::<usize>();
+        // What those who stay still need for their prompts is promised to them, and one more page each.
+        let promised = |index: &usize| pages_to_begin(&self.running[*index]).saturating_sub(pages(index)) + 1;
+        let promised: usize = staying.iter().map(promised).sum();
+        // Whoever is alone may try: if even the whole pool is too small, its request fails.
+        staying.is_empty() || staying.len() < self.config.sequences_max && pages_needed + promised <= free
     }
 
     /// Who loses its pages when a running request needs one and none is free.
     pub(crate) fn victim_for_pages(&self) -> Option<usize> {
-        let stalled = self.running.iter().rposition(|request| !request.has_room());
-        stalled.or_else(|| Some(self.youngest_of_the_largest()?.0))
+        let all: Vec<usize> = (0..self.running.len()).collect();
+        self.first_to_go(&all, |_, _| true, Label::NOBODY)
     }
 
-    fn youngest_of_the_largest(&self) -> Option<(usize, usize)> {
-        let slots = self.running.iter().enumerate().map(|(index, request)| (index, self.slots_of(request.label)));
-        slots.max_by_key(|(index, slots)| (*slots, *index))
-    }
-
-    fn slots_of(&self, label: Label) -> usize {
-        self.running.iter().filter(|request| request.label == label).count()
+    /// The place in `staying` of whoever is not read, else of the youngest of the tenant with the most slots, if `fair`
+    /// says so of that number and the slots of `label`.
+    fn first_to_go(&self, staying: &[usize], fair: impl Fn(usize, usize) -> bool, label: Label) -> Option<usize> {
+        let slots = |label| staying.iter().filter(|index| self.running[**index].label == label).count();
+        let stalled = staying.iter().rposition(|index| !self.running[*index].has_room());
+        stalled.or_else(|| {
+            let key = |index: &usize| {
+                let request = &self.running[*index];
+                (slots(request.label), Reverse(request.restarts), request.submitted)
+            };
+            let (place, index) = staying.iter().enumerate().max_by_key(|(_, index)| key(index))?;
+            fair(slots(self.running[*index].label), slots(label)).then_some(place)
+        })
     }
 
     /// Takes slot and pages away. Recomputed later to the same bits: nothing that was sent changes.
@@ -91,6 +110,7 @@ impl Stepper {
         victim.block_table = None;
         victim.computed = 0;
         victim.restarted = true;
+        victim.restarts += 1;
         self.preempted.push(victim);
         self.reclaim();
     }
@@ -102,4 +122,9 @@ impl Stepper {
             *queue.inside.entry(*label).or_default() += 1;
         }
     }
+}
+
+/// For all tokens so far and the next one.
+fn pages_to_begin(request: &Running) -> usize {
+    (request.tokens.len() + 1).div_ceil(PAGE_TOKENS)
 }

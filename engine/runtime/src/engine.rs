@@ -242,6 +242,7 @@ impl Engine {
             submitted: Instant::now(),
             timings: Timings::default(),
             next_step: 0,
+            restarts: 0,
             restarted: false,
         };
         let steps = Steps::new(request.request, receiver, self.0.inbox.clone(), prompt_tokens);

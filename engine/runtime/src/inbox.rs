@@ -3,7 +3,7 @@
 use crate::running::Running;
 use policies_domain::Label;
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Requests that wait for a slot, and how many are inside already.
@@ -92,6 +92,8 @@ impl Inbox {
 
     /// A channel was read or closed: what was stalled may go on. Costs one load while the engine is busy.
     pub(crate) fn wake_if_asleep(&self) {
+        // Orders the reader's change before this look, as the other fence orders the engine's look after its flag.
+        fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) {
             drop(self.lock());
             self.woken.notify_one();
@@ -104,6 +106,7 @@ impl Inbox {
         loop {
             // INVARIANT: `asleep` is set before `ready` looks, so whoever changes what it looked at will wake us.
             self.asleep.store(true, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
             let found = ready(&mut queue);
             if found || self.is_stopped() {
                 self.asleep.store(false, Ordering::SeqCst);

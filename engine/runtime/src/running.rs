@@ -28,6 +28,8 @@ pub(crate) struct Running {
     pub(crate) submitted: Instant,
     pub(crate) timings: Timings,
     pub(crate) next_step: u32,
+    /// How often it was preempted.
+    pub(crate) restarts: u32,
     /// It was preempted, and no step has said so yet.
     pub(crate) restarted: bool,
 }
@@ -50,14 +52,14 @@ impl Running {
         self.deliveries.capacity() > 0
     }
 
-    /// Its reader has taken enough of what is there for going on to be worth a recomputation.
+    /// Its reader has taken all that was there and waits: going on is worth a recomputation.
     pub(crate) fn may_resume(&self) -> bool {
-        self.deliveries.capacity() >= STEPS_AHEAD / 2
+        self.deliveries.capacity() == STEPS_AHEAD
     }
 
     /// It has a slot. Only the first one ends its time in the queue.
     pub(crate) fn note_admission(&mut self) {
-        if self.next_step == 0 && !self.restarted {
+        if self.restarts == 0 {
             self.timings.queued_us = u64::try_from(self.submitted.elapsed().as_micros()).unwrap_or(u64::MAX);
         }
     }

@@ -11,7 +11,7 @@ use crate::inbox::Inbox;
 use crate::running::{Next, Running};
 use crate::steps::StepError;
 use engine_kernels::{KvStore, PageFault, PageRef};
-use engine_kv::{Capability, PAGE_TOKENS, PagePool};
+use engine_kv::{AllocateError, Capability, PAGE_TOKENS, PagePool};
 use engine_model::{Forward, ForwardError, Model, Span};
 use policies_domain::{PageId, PageTrace};
 use std::cmp::Ordering::{Equal, Greater, Less};
@@ -80,6 +80,8 @@ impl Stepper {
 
     /// Admits whoever may have a slot; sleeps when nobody can go on. `false`: the engine is stopped.
     fn gather(&mut self) -> bool {
+        // Scrubbing takes a while: as much of it as possible happens before the queue is locked.
+        self.forget_the_cancelled();
         let inbox = self.inbox.clone();
         inbox.wait_until(|queue| {
             self.admit(queue);
@@ -184,9 +186,8 @@ impl Stepper {
             let group: Vec<usize> = (0..self.running.len()).filter(|index| ready(&self.running[*index])).collect();
             for index in &group {
                 let tokens = self.running[*index].tokens.len();
-                let preempted = self.running.len();
-                self.make_room(*index, tokens)?;
-                if self.running.len() != preempted {
+                let running = self.running.len();
+                if self.make_room(*index, tokens).is_none() || self.running.len() != running {
                     // Places have moved: look again. Ends, because every round has one request less.
                     continue 'group;
                 }
@@ -205,7 +206,7 @@ impl Stepper {
 
     /// Grows the request's block table to `tokens`, taking pages from others if it must.
     ///
-    /// Returns the request's place, which may have moved; `None` when it was itself the one to lose its pages.
+    /// Returns the request's place, which may have moved; `None` when it was itself the one to lose its pages, or failed.
     fn make_room(&mut self, mut index: usize, tokens: usize) -> Option<usize> {
         loop {
             let store = &mut self.store;
@@ -213,8 +214,18 @@ impl Stepper {
             let block_table = self.running[index].block_table.as_mut()?;
             let grown = block_table.grow(tokens, |capability| assigned &= store.assign(page_ref(capability)).is_ok());
             assert!(assigned, "the pool and the store disagree about which pages exist");
-            if grown.is_ok() {
-                return Some(index);
+            match grown {
+                Ok(()) => return Some(index),
+                Err(AllocateError::PoolExhausted { .. }) if self.running.len() > 1 => (),
+                // Nobody is left to give way, as when pages are quarantined: waiting would be for ever.
+                Err(AllocateError::PoolExhausted { .. }) => {
+                    self.fail(index, StepError::PoolExhausted);
+                    return None;
+                }
+                Err(AllocateError::NotATenant { .. }) => {
+                    self.fail(index, StepError::Internal);
+                    return None;
+                }
             }
             let victim = self.victim_for_pages()?;
             self.preempt(victim);

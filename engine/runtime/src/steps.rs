@@ -40,6 +40,9 @@ pub enum StepError {
         /// The layer that saw it first.
         layer: u32,
     },
+    /// The sequence needs more pages than there are: some of the pool are kept as evidence.
+    #[error("there are not enough pages for this request")]
+    PoolExhausted,
     /// The engine has ended.
     #[error("the engine has stopped")]
     Stopped,

@@ -3,7 +3,7 @@
 
 mod rig;
 
-use engine_runtime::{EngineConfig, Fault, StepError};
+use engine_runtime::{EngineConfig, Fault, PromptInput, StepError};
 use policies_domain::{Label, PageRead};
 use rig::{ACME, GLOBEX, answer, engine, greedy, submit, tenant};
 
@@ -37,4 +37,27 @@ async fn a_foreign_page_index_is_caught_by_the_kernel_and_hurts_nobody_else() {
     assert_eq!(first.text.reveal().to_string() + &rest.text, alone.text, "the owner's answer is untouched");
     assert_eq!(answer(submit(&engine, GLOBEX, 3, "The secret of globex is", greedy(40))).await.text, alone.text);
     assert_eq!(engine.stats().pages.quarantined, 1, "the page is kept as evidence");
+}
+
+#[tokio::test]
+async fn a_request_that_needs_a_quarantined_page_fails_and_does_not_wait_for_ever() {
+    let engine = engine(EngineConfig { pages: 8, ..CONFIG });
+    let mut victim = submit(&engine, GLOBEX, 1, "The secret of globex is", greedy(40));
+    victim.next().await.unwrap().unwrap();
+    engine.plant(vec![Fault::ForeignPageIndex { reader: tenant(ACME) }]);
+    let mut steps = submit(&engine, ACME, 2, "Tell me", greedy(2));
+    steps.next().await.unwrap().unwrap_err();
+    engine.plant(Vec::new());
+    drop(victim);
+    let permit = rig::permit(ACME, 3);
+    // Eight pages hold 128 tokens; seven are left.
+    let sequence = engine.tokenize(&permit, &PromptInput::Tokens(vec![100; 120])).unwrap();
+    let mut large = engine.submit(&permit, sequence, greedy(8)).unwrap();
+    let error = loop {
+        if let Err(error) = large.next().await.expect("it ended without a reason") {
+            break error;
+        }
+    };
+    assert_eq!(error, StepError::PoolExhausted);
+    assert_eq!(answer(submit(&engine, ACME, 4, "Tell me", greedy(2))).await.tokens, 2, "smaller ones are served");
 }

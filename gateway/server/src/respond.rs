@@ -178,6 +178,9 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::Submit(SubmitError::Full { retry_after_ms }) => {
             Refusal::overload(503, "engine_overloaded", message, *retry_after_ms)
         }
+        RequestError::Step(StepError::PoolExhausted) => {
+            Refusal::overload(503, "engine_overloaded", message, RETRY_AFTER_MS)
+        }
         RequestError::Submit(SubmitError::TooLong { .. }) => {
             Refusal::caller(400, "context_length_exceeded", message).at("max_tokens")
         }
