@@ -11,6 +11,7 @@ use crate::step::Stepper;
 use engine_kv::{BlockTable, PAGE_TOKENS};
 use policies_domain::Label;
 use std::cmp::Reverse;
+use std::sync::atomic::Ordering;
 
 /// Where a candidate for a slot stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +25,8 @@ impl Stepper {
     pub(crate) fn forget_the_cancelled(&mut self) {
         self.running.retain(|request| !request.cancelled());
         self.preempted.retain(|request| !request.cancelled());
+        // Said before the scrub, which takes some milliseconds for a long context: their work has ended now.
+        self.counters.running.store(self.running.len(), Ordering::Relaxed);
         self.reclaim();
     }
 

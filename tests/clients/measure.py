@@ -1,0 +1,128 @@
+"""Measures a gateway from outside and prints JSON: start, disconnects, 64 streams, memory, idleness.
+
+Arguments: the `bulkhead` program, and optionally how many disconnects of each kind. Starts its own demo on loopback.
+A disconnect's times are from closing the socket to the engine running no sequence, and to all pages being scrubbed and
+free, as `/metrics` shows it; one look at the metrics costs about half a millisecond, which is in the numbers.
+"""
+
+import concurrent.futures
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+
+class Demo:
+    def __init__(self, program):
+        started = time.perf_counter()
+        self.process = subprocess.Popen([program, "demo", "--json", "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE)
+        ready = json.loads(self.process.stdout.readline())
+        # The demo is ready when each tenant has had an answer.
+        self.ready_seconds = time.perf_counter() - started
+        self.host, port = ready["address"].removeprefix("http://").split(":")
+        self.port = int(port)
+        self.model = ready["model"]
+        self.keys = [tenant["key"] for tenant in ready["tenants"]]
+        self.metrics = http.client.HTTPConnection(self.host, self.port)
+
+    def gauge(self, name):
+        self.metrics.request("GET", "/metrics")
+        text = self.metrics.getresponse().read().decode()
+        return float(re.search(rf"^{name} (\S+)", text, re.MULTILINE).group(1))
+
+    def idle(self):
+        return self.gauge("kv_pages_free") == self.gauge("kv_pages_total")
+
+    def request(self, prompt, max_tokens, stream, tenant=0):
+        body = json.dumps({
+            "model": self.model, "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": max_tokens, "temperature": 0, "stream": stream,
+        })
+        head = (f"POST /v1/chat/completions HTTP/1.1\r\nhost: {self.host}\r\nauthorization: Bearer {self.keys[tenant]}"
+                f"\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n")
+        connection = socket.create_connection((self.host, self.port))
+        connection.sendall((head + body).encode())
+        return connection
+
+    def disconnect_ms(self, prompt, stream, wait_seconds):
+        connection = self.request(prompt, 400, stream)
+        if stream and wait_seconds is None:
+            connection.recv(1)
+            time.sleep(0.05)
+        else:
+            time.sleep(wait_seconds)
+        if self.idle():
+            sys.exit("the engine was done before the client left: nothing was measured")
+        closed = time.perf_counter()
+        connection.close()
+        while self.gauge("engine_sequences_running") > 0:
+            pass
+        stopped = time.perf_counter()
+        while not self.idle():
+            pass
+        return (stopped - closed) * 1e3, (time.perf_counter() - closed) * 1e3
+
+    def status(self, field):
+        with open(f"/proc/{self.process.pid}/status") as status:
+            return int(re.search(rf"^{field}:\s+(\d+) kB", status.read(), re.MULTILINE).group(1)) * 1024
+
+    def cpu_seconds(self):
+        with open(f"/proc/{self.process.pid}/stat") as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def spread(values):
+    return {"min": min(values), "median": statistics.median(values), "max": max(values), "n": len(values)}
+
+
+def spreads(pairs):
+    stopped, freed = zip(*pairs)
+    return {"work_stopped": spread(stopped), "pages_free": spread(freed)}
+
+
+def main():
+    program, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 10
+    load_before = os.getloadavg()[0]
+    demo = Demo(program)
+    result = {"load_average_before": load_before, "start_to_answers_seconds": demo.ready_seconds}
+    result["resident_bytes_after_start"] = demo.status("VmRSS")
+    long = "lorem ipsum dolor sit amet " * 220
+    deep = "word " * 7000
+    result["disconnect_ms"] = {
+        "decode, streaming": spreads([demo.disconnect_ms("Tell a story.", True, None) for _ in range(count)]),
+        "decode, whole answer": spreads([demo.disconnect_ms("Tell a story.", False, 0.3) for _ in range(count)]),
+        "prefill of 1,300 tokens": spreads([demo.disconnect_ms(long, True, 0.2 + i * 0.01) for i in range(count)]),
+        "prefill of 7,000 tokens": spreads([demo.disconnect_ms(deep, True, 1 + i) for i in range(count)]),
+    }
+
+    def stream(number):
+        connection = demo.request(f"Write a sentence about the number {number}.", 64, True, number % 2)
+        text = b""
+        while piece := connection.recv(65536):
+            text += piece
+        return b"data: [DONE]" in text
+
+    started = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(64) as pool:
+        whole = sum(pool.map(stream, range(64)))
+    result["streams_64"] = {"complete": whole, "seconds": time.perf_counter() - started}
+    result["resident_bytes_peak"] = demo.status("VmHWM")
+    time.sleep(3)
+    result["resident_bytes_idle_afterwards"] = demo.status("VmRSS")
+    before = demo.cpu_seconds()
+    time.sleep(10)
+    result["idle_cpu_seconds_in_10"] = round(demo.cpu_seconds() - before, 3)
+    result["load_average_after"] = os.getloadavg()[0]
+    demo.process.send_signal(signal.SIGTERM)
+    demo.process.wait()
+    print(json.dumps(result, indent=2))
+
+
+main()
