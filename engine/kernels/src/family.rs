@@ -11,11 +11,15 @@ pub enum KernelFamily {
     Avx2,
     /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512Vnni,
+    /// NEON of 64-bit ARM.
+    Neon,
+    /// NEON with the instruction for dot products of bytes.
+    NeonDot,
 }
 
 impl KernelFamily {
     /// All families, slowest first.
-    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512Vnni];
+    pub const ALL: [Self; 5] = [Self::Scalar, Self::Avx2, Self::Avx512Vnni, Self::Neon, Self::NeonDot];
 
     /// The fastest family that this machine has.
     #[must_use]
@@ -34,16 +38,24 @@ impl KernelFamily {
             Self::Avx512Vnni => crate::simd::Avx512::detect().is_some(),
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx2 | Self::Avx512Vnni => false,
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            Self::Neon => crate::simd::Neon::<false>::detect().is_some(),
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            Self::NeonDot => crate::simd::Neon::<true>::detect().is_some(),
+            #[cfg(not(all(target_arch = "aarch64", target_endian = "little")))]
+            Self::Neon | Self::NeonDot => false,
         }
     }
 
-    /// `scalar`, `avx2` or `avx512-vnni`.
+    /// `scalar`, `avx2`, `avx512-vnni`, `neon` or `neon-dot`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
             Self::Avx512Vnni => "avx512-vnni",
+            Self::Neon => "neon",
+            Self::NeonDot => "neon-dot",
         }
     }
 }

@@ -9,12 +9,16 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod neon;
 mod scalar;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+pub(crate) use neon::Neon;
 pub(crate) use scalar::Scalar;
 
 use crate::KernelFamily;
@@ -123,6 +127,18 @@ pub(crate) fn dispatch<K: Kernel>(family: KernelFamily, kernel: K) -> K::Output 
         },
         #[cfg(not(target_arch = "x86_64"))]
         KernelFamily::Avx2 | KernelFamily::Avx512Vnni => kernel.run(Scalar),
+        #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+        KernelFamily::Neon => match Neon::<false>::detect() {
+            Some(simd) => simd.run(kernel),
+            None => kernel.run(Scalar),
+        },
+        #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+        KernelFamily::NeonDot => match Neon::<true>::detect() {
+            Some(simd) => simd.run(kernel),
+            None => kernel.run(Scalar),
+        },
+        #[cfg(not(all(target_arch = "aarch64", target_endian = "little")))]
+        KernelFamily::Neon | KernelFamily::NeonDot => kernel.run(Scalar),
     }
 }
 
