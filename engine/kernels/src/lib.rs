@@ -5,6 +5,7 @@
 
 mod activations;
 mod attention;
+mod ceiling;
 mod family;
 mod kv_store;
 mod mapped_file;
@@ -20,6 +21,7 @@ mod team;
 
 pub use activations::{Activations, BLOCK as ACTIVATION_BLOCK};
 pub use attention::{AttentionPlan, attention};
+pub use ceiling::{Multiplication, ReadCeiling, ReadPattern, multiply};
 pub use family::KernelFamily;
 pub use kv_store::{KvShape, KvStore, KvStoreError, PAGE_TOKENS, PageRef};
 pub use mapped_file::MappedFile;
