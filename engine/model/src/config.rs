@@ -1,14 +1,25 @@
-//! A model's dimensions, out of GGUF metadata, every one of them checked.
+//! What a Llama-family decoder is made of, whichever format its file has: dimensions, constants and flags.
+//!
+//! The readers ([`ModelConfig::from_gguf`] and others) know a format's names and defaults; what is the same for all of
+//! them is here: the ranges of the numbers, and that they fit together ([`ModelConfig::checked`]).
 
-use serde::Serialize;
+mod gguf;
+mod rope;
 
-use crate::gguf::{Gguf, Value};
+use std::fmt::Debug;
+use std::ops::RangeInclusive;
 
-/// Why the metadata does not describe a model that the engine runs.
+use engine_kernels::HEAD_DIM_MAX;
+use serde::{Serialize, Serializer};
+
+pub(crate) use gguf::Keys;
+pub use rope::{RopeConfig, RopeScaling};
+
+/// Why a file's metadata do not describe a model that the engine runs.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum ConfigError {
-    /// Another architecture than `llama`.
-    #[error("architecture `{0}` is not supported (`llama` is)")]
+    /// An architecture that the engine does not know.
+    #[error("architecture `{0}` is not supported (`llama`, `qwen2`, `qwen3`, `smollm3` and `gemma3` are)")]
     Architecture(String),
     /// A key that every model of this architecture has.
     #[error("metadata key `{0}` is missing")]
@@ -39,10 +50,24 @@ pub enum ConfigError {
     Feature(String),
 }
 
-/// Dimensions and constants of a Llama-family decoder. All of them in range and consistent.
+/// Ranges that the numbers of any format have to be in; a reader names its own key when one is not.
+pub(crate) const LAYERS: RangeInclusive<u64> = 1..=512;
+pub(crate) const WIDTH: RangeInclusive<u64> = 32..=32_768;
+pub(crate) const HEADS: RangeInclusive<u64> = 1..=512;
+pub(crate) const HEAD_DIM: RangeInclusive<u64> = 2..=HEAD_DIM_MAX as u64;
+pub(crate) const FF_WIDTH: RangeInclusive<u64> = 32..=262_144;
+pub(crate) const CONTEXT: RangeInclusive<u64> = 1..=1 << 24;
+/// The largest known vocabulary has 262,144 tokens.
+pub(crate) const VOCAB: RangeInclusive<u64> = 1..=1 << 20;
+pub(crate) const RMS_EPS: RangeInclusive<f64> = 1e-12..=0.1;
+pub(crate) const ROPE_BASE: RangeInclusive<f64> = 1.0..=1e10;
+/// Known models are scaled by up to 64.
+pub(crate) const ROPE_FACTOR: RangeInclusive<f64> = 1.0..=1e6;
+
+/// A Llama-family decoder. All numbers in range and consistent, once [`ModelConfig::checked`] has seen them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelConfig {
-    /// `llama`.
+    /// The architecture as its file names it, such as `llama`. Nothing is decided by it: the flags are complete.
     pub architecture: String,
     /// Decoder blocks.
     pub layers: usize,
@@ -58,244 +83,193 @@ pub struct ModelConfig {
     pub ff_width: usize,
     /// Tokens.
     pub vocab: usize,
-    /// Tokens of context that the model was trained for.
+    /// Tokens of context that the model was made for.
     pub context_length: usize,
-    /// Base of the rotary frequencies.
-    pub rope_base: f32,
-    /// Values of each head that are rotated, in neighbouring pairs; even, at most `head_dim`.
-    pub rope_dims: usize,
     /// Added to the mean square in RMS norms.
     pub rms_eps: f32,
+    /// Which values of a head are rotated together.
+    #[serde(serialize_with = "by_name")]
+    pub rope_pairs: RopePairs,
+    /// Values of each head that are rotated, from its first on; even, at most `head_dim`.
+    pub rope_dims: usize,
+    /// The rotation of blocks with [`LayerRope::Global`].
+    pub rope: RopeConfig,
+    /// The rotation of blocks with [`LayerRope::Local`].
+    pub local_rope: RopeConfig,
+    /// What differs from block to block, for each of them.
+    pub blocks: Vec<BlockConfig>,
+    /// What the products of queries and keys are multiplied by; `1/sqrt(head_dim)` in most models.
+    pub attention_scale: f32,
+    /// What token embeddings are multiplied by; 1 in most models, `sqrt(width)` in Gemma.
+    pub embedding_scale: f32,
+    /// Added to the weights of all RMS norms when they are read; 0 in most models and in all GGUF files, whose makers
+    /// have added it; 1 in Gemma's own files.
+    pub norm_offset: f32,
+    /// Queries and keys have RMS norms, head by head, before they are rotated (Qwen3, Gemma 3).
+    pub has_query_key_norms: bool,
+    /// What attention and the feed-forward part give has RMS norms before it is added to the stream (Gemma 3).
+    pub has_post_norms: bool,
+    /// The products for queries, keys and values have biases (Qwen2).
+    pub has_qkv_bias: bool,
+    /// The product behind attention has a bias.
+    pub has_attention_output_bias: bool,
+    /// The three products of the feed-forward part have biases.
+    pub has_ff_bias: bool,
+    /// Of the gate in the feed-forward part.
+    #[serde(serialize_with = "by_name")]
+    pub activation: Activation,
+    /// The head's matrix is that of the token embeddings.
+    pub is_tied: bool,
+}
+
+/// What may differ from one decoder block to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct BlockConfig {
+    /// A token sees this many of the last positions, its own included; `None`: all of them.
+    pub window: Option<usize>,
+    /// How queries and keys are rotated.
+    pub rope: LayerRope,
+}
+
+/// Which rotation a block's queries and keys have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum LayerRope {
+    /// None at all: the block knows no positions (SmolLM3, every fourth).
+    None,
+    /// [`ModelConfig::rope`].
+    Global,
+    /// [`ModelConfig::local_rope`] (Gemma 3, blocks with a window).
+    Local,
+}
+
+/// Which two values of a head are rotated together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopePairs {
+    /// `2i` and `2i + 1`: GGUF files of `llama` and `smollm3`, whose makers have reordered the rows of Q and K.
+    Neighbours,
+    /// `i` and `i + rope_dims / 2`: every other GGUF file, and every model in Hugging Face's layout.
+    Halves,
+}
+
+/// The function of the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// GELU by its approximation with tanh.
+    GeluTanh,
+}
+
+/// Enums of the kernels and those that mirror them are written as the names of their variants.
+fn by_name<T: Debug, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{value:?}"))
 }
 
 impl ModelConfig {
-    /// Reads the keys of `general.architecture` = `llama`.
+    /// That the numbers fit together. For a reader's last line.
     ///
     /// # Errors
-    /// [`ConfigError`], naming the key.
-    pub fn from_gguf(gguf: &Gguf) -> Result<Self, ConfigError> {
-        let keys = Keys { gguf };
-        let architecture = keys.text("general.architecture")?;
-        if architecture != "llama" {
-            return Err(ConfigError::Architecture(architecture.to_owned()));
-        }
-        for (key, feature) in
-            [("llama.expert_count", "a mixture of experts"), ("llama.attention.sliding_window", "a sliding window")]
-        {
-            if keys.integer_or(key, 0, 0, u32::MAX.into())? > 0 {
-                return Err(ConfigError::Feature(feature.to_owned()));
-            }
-        }
-        match keys.gguf.metadata("llama.rope.scaling.type").map(Value::as_str) {
-            None | Some(Some("none")) => {}
-            Some(kind) => return Err(ConfigError::Feature(format!("rope scaling `{}`", kind.unwrap_or("?")))),
-        }
-        if keys.float_or("llama.rope.scale_linear", 1.0, 1e-6, 1e6)? != 1.0
-            || keys.float_or("llama.rope.scaling.factor", 1.0, 0.0, 1e6)? > 1.0
-        {
-            return Err(ConfigError::Feature("linear rope scaling".to_owned()));
-        }
-
-        let layers = keys.integer("llama.block_count", 1, 512)?;
-        let width = keys.integer("llama.embedding_length", 32, 32_768)?;
-        let heads = keys.integer("llama.attention.head_count", 1, 512)?;
-        let kv_heads = keys.integer_or("llama.attention.head_count_kv", heads, 1, 512)?;
-        let ff_width = keys.integer("llama.feed_forward_length", 32, 262_144)?;
-        let context_length = keys.integer("llama.context_length", 1, 1 << 24)?;
-        let head_dim = keys.integer_or("llama.attention.key_length", width / heads, 2, 512)?;
-        let value_dim = keys.integer_or("llama.attention.value_length", head_dim, 2, 512)?;
-        let rope_dims = keys.integer_or("llama.rope.dimension_count", head_dim, 2, 512)?;
-        let rope_base = keys.float_or("llama.rope.freq_base", 10_000.0, 1.0, 1e10)?;
-        let rms_eps = keys.float("llama.attention.layer_norm_rms_epsilon", 1e-12, 0.1)?;
-        let tokens = keys.strings("tokenizer.ggml.tokens")?;
-        let vocab = tokens.len();
-
+    /// [`ConfigError::Contradiction`].
+    pub fn checked(self) -> Result<Self, ConfigError> {
+        let Self { layers, heads, kv_heads, head_dim, rope_dims, vocab, .. } = self;
         let contradiction = |text: String| Err(ConfigError::Contradiction(text));
-        if !heads.is_multiple_of(kv_heads) {
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return contradiction(format!("{kv_heads} key/value heads do not divide {heads} heads"));
         }
-        if !head_dim.is_multiple_of(2) || !(2..=512).contains(&head_dim) {
-            return contradiction(format!("{width} values in {heads} heads give a head of {head_dim}"));
+        if !head_dim.is_multiple_of(2) || !HEAD_DIM.contains(&(head_dim as u64)) {
+            return contradiction(format!("{heads} heads of {head_dim} values"));
         }
-        if value_dim != head_dim {
-            return contradiction(format!("keys have {head_dim} values and values {value_dim}"));
-        }
-        if !rope_dims.is_multiple_of(2) || rope_dims > head_dim {
+        if rope_dims == 0 || !rope_dims.is_multiple_of(2) || rope_dims > head_dim {
             return contradiction(format!("{rope_dims} rotated values in a head of {head_dim}"));
         }
-        let vocab_said = keys.integer_or("llama.vocab_size", vocab, 1, VOCAB_MAX)?;
-        if vocab_said != vocab || !(1..=VOCAB_MAX as usize).contains(&vocab) {
-            return contradiction(format!("{vocab_said} tokens by number and {vocab} by list"));
+        if !VOCAB.contains(&(vocab as u64)) {
+            return contradiction(format!("a vocabulary of {vocab} tokens"));
         }
-        Ok(Self {
-            architecture: architecture.to_owned(),
-            layers,
-            width,
-            heads,
-            kv_heads,
-            head_dim,
-            ff_width,
-            vocab,
-            context_length,
-            rope_base: rope_base as f32,
-            rope_dims,
-            rms_eps: rms_eps as f32,
-        })
-    }
-}
-
-/// Most tokens; the largest known vocabulary has 262,144.
-const VOCAB_MAX: u64 = 1 << 20;
-
-/// Typed, range-checked reading of metadata. Shared with the tokenizer.
-pub(crate) struct Keys<'a> {
-    pub(crate) gguf: &'a Gguf,
-}
-
-impl<'a> Keys<'a> {
-    fn value(&self, key: &str) -> Result<&'a Value, ConfigError> {
-        self.gguf.metadata(key).ok_or_else(|| ConfigError::MissingKey(key.to_owned()))
-    }
-
-    pub(crate) fn text(&self, key: &str) -> Result<&'a str, ConfigError> {
-        self.value(key)?.as_str().ok_or_else(|| kind(key, "text"))
-    }
-
-    pub(crate) fn strings(&self, key: &str) -> Result<&'a [String], ConfigError> {
-        self.value(key)?.as_strings().ok_or_else(|| kind(key, "a list of strings"))
-    }
-
-    pub(crate) fn unsigned(&self, key: &str) -> Result<Vec<u64>, ConfigError> {
-        self.value(key)?.as_unsigned().ok_or_else(|| kind(key, "a list of non-negative integers"))
-    }
-
-    pub(crate) fn boolean(&self, key: &str) -> Result<bool, ConfigError> {
-        self.value(key)?.as_bool().ok_or_else(|| kind(key, "true or false"))
-    }
-
-    pub(crate) fn integer(&self, key: &str, from: u64, to: u64) -> Result<usize, ConfigError> {
-        let value = self.value(key)?.as_u64().ok_or_else(|| kind(key, "a non-negative integer"))?;
-        match usize::try_from(value) {
-            Ok(fits) if (from..=to).contains(&value) => Ok(fits),
-            _ => Err(ConfigError::Range { key: key.to_owned(), value: value as f64, range: format!("{from} to {to}") }),
+        if self.blocks.len() != layers {
+            return contradiction(format!("{layers} layers, and properties of {}", self.blocks.len()));
         }
-    }
-
-    fn integer_or(&self, key: &str, default: usize, from: u64, to: u64) -> Result<usize, ConfigError> {
-        if self.gguf.metadata(key).is_none() { Ok(default) } else { self.integer(key, from, to) }
-    }
-
-    fn float(&self, key: &str, from: f64, to: f64) -> Result<f64, ConfigError> {
-        let value = self.value(key)?.as_f64().ok_or_else(|| kind(key, "a float"))?;
-        // Written so that NaN is outside.
-        if value >= from && value <= to {
-            Ok(value)
-        } else {
-            Err(ConfigError::Range { key: key.to_owned(), value, range: format!("{from:e} to {to:e}") })
+        if self.blocks.iter().any(|block| block.window == Some(0)) {
+            return contradiction("a window without positions".to_owned());
         }
+        for rope in [self.rope, self.local_rope] {
+            rope.check()?;
+        }
+        if ![self.attention_scale, self.embedding_scale].iter().all(|scale| scale.is_finite() && *scale > 0.0) {
+            return contradiction(format!("scales of {} and {}", self.attention_scale, self.embedding_scale));
+        }
+        Ok(self)
     }
-
-    fn float_or(&self, key: &str, default: f64, from: f64, to: f64) -> Result<f64, ConfigError> {
-        if self.gguf.metadata(key).is_none() { Ok(default) } else { self.float(key, from, to) }
-    }
-}
-
-fn kind(key: &str, wanted: &'static str) -> ConfigError {
-    ConfigError::KeyKind { key: key.to_owned(), wanted }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gguf::tests::{File, float, number, scalar, strings};
 
-    fn small() -> File {
-        File::default()
-            .key("general.architecture", scalar("llama"))
-            .key("llama.block_count", number(2))
-            .key("llama.embedding_length", number(64))
-            .key("llama.attention.head_count", number(4))
-            .key("llama.attention.head_count_kv", number(2))
-            .key("llama.feed_forward_length", number(96))
-            .key("llama.context_length", number(128))
-            .key("llama.attention.layer_norm_rms_epsilon", float(1e-5))
-            .key("tokenizer.ggml.tokens", strings(&["a", "b"]))
-    }
-
-    fn config(file: &File) -> Result<ModelConfig, ConfigError> {
-        ModelConfig::from_gguf(&Gguf::from_bytes(file.bytes()).unwrap())
-    }
-
-    fn with(key: &str, value: Vec<u8>) -> String {
-        config(&small().without(key).key(key, value)).unwrap_err().to_string()
+    fn config() -> ModelConfig {
+        let rope = RopeConfig { base: 10_000.0, scaling: RopeScaling::None };
+        ModelConfig {
+            architecture: "llama".to_owned(),
+            layers: 2,
+            width: 64,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            ff_width: 96,
+            vocab: 45,
+            context_length: 600,
+            rms_eps: 1e-5,
+            rope_pairs: RopePairs::Halves,
+            rope_dims: 16,
+            rope,
+            local_rope: rope,
+            blocks: vec![BlockConfig { window: None, rope: LayerRope::Global }; 2],
+            attention_scale: 0.25,
+            embedding_scale: 1.0,
+            norm_offset: 0.0,
+            has_query_key_norms: false,
+            has_post_norms: false,
+            has_qkv_bias: false,
+            has_attention_output_bias: false,
+            has_ff_bias: false,
+            activation: Activation::Silu,
+            is_tied: true,
+        }
     }
 
     #[test]
-    fn what_is_not_stated_has_the_defaults_of_the_architecture() {
-        let config = config(&small()).unwrap();
-        assert_eq!((config.head_dim, config.rope_dims, config.rope_base, config.vocab), (16, 16, 10_000.0, 2));
+    fn what_fits_together_passes_and_is_written_by_names() {
+        let config = config().checked().unwrap();
+        let json = serde_json::to_value(&config).unwrap();
+        assert_eq!((&json["rope_pairs"], &json["activation"]), (&"Halves".into(), &"Silu".into()));
+        assert_eq!(json["blocks"][1], serde_json::json!({ "window": null, "rope": "Global" }));
     }
 
     #[test]
-    fn missing_keys_are_named() {
-        for key in [
-            "general.architecture",
-            "llama.block_count",
-            "llama.embedding_length",
-            "llama.attention.head_count",
-            "llama.feed_forward_length",
-            "llama.context_length",
-            "llama.attention.layer_norm_rms_epsilon",
-            "tokenizer.ggml.tokens",
+    fn what_does_not_fit_together_is_refused() {
+        let windowless = BlockConfig { window: Some(0), rope: LayerRope::Global };
+        let scaled = |scaling| RopeConfig { base: 10_000.0, scaling };
+        for (wrong, wanted) in [
+            (ModelConfig { kv_heads: 3, ..config() }, "3 key/value heads do not divide 4 heads"),
+            (ModelConfig { kv_heads: 0, ..config() }, "0 key/value heads"),
+            (ModelConfig { head_dim: 15, ..config() }, "4 heads of 15 values"),
+            (ModelConfig { head_dim: 1_024, ..config() }, "4 heads of 1024 values"),
+            (ModelConfig { rope_dims: 18, ..config() }, "18 rotated values in a head of 16"),
+            (ModelConfig { rope_dims: 5, ..config() }, "5 rotated values"),
+            (ModelConfig { rope_dims: 0, ..config() }, "0 rotated values"),
+            (ModelConfig { vocab: 0, ..config() }, "a vocabulary of 0 tokens"),
+            (ModelConfig { vocab: 1 << 21, ..config() }, "a vocabulary of 2097152 tokens"),
+            (ModelConfig { layers: 3, ..config() }, "3 layers, and properties of 2"),
+            (ModelConfig { blocks: vec![windowless; 2], ..config() }, "a window without positions"),
+            (ModelConfig { attention_scale: f32::NAN, ..config() }, "scales of NaN and 1"),
+            (ModelConfig { embedding_scale: 0.0, ..config() }, "scales of 0.25 and 0"),
+            (ModelConfig { rope: scaled(RopeScaling::Linear { factor: 0.5 }), ..config() }, "a rope factor of 0.5"),
+            (ModelConfig { local_rope: scaled(RopeScaling::Linear { factor: f32::NAN }), ..config() }, "a rope factor"),
         ] {
-            assert_eq!(config(&small().without(key)), Err(ConfigError::MissingKey(key.to_owned())));
+            let error = wrong.checked().unwrap_err().to_string();
+            assert!(
+                error.starts_with("the model's dimensions contradict each other") && error.contains(wanted),
+                "{error}"
+            );
         }
-    }
-
-    #[test]
-    fn values_out_of_range_or_of_another_type_are_refused() {
-        for (key, value) in [
-            ("llama.block_count", 0),
-            ("llama.block_count", 513),
-            ("llama.embedding_length", u32::MAX),
-            ("llama.attention.head_count", 0),
-            ("llama.attention.head_count_kv", 0),
-            ("llama.feed_forward_length", 1 << 30),
-            ("llama.context_length", 0),
-            ("llama.attention.key_length", 1 << 20),
-        ] {
-            assert!(with(key, number(value)).contains(&format!("`{key}` is {value}, outside")), "{key}");
-        }
-        for value in [f32::NAN, f32::INFINITY, 0.0, -1.0] {
-            assert!(with("llama.attention.layer_norm_rms_epsilon", float(value)).contains("outside"), "{value}");
-            assert!(with("llama.rope.freq_base", float(value)).contains("outside"), "{value}");
-        }
-        assert!(with("llama.block_count", scalar("2")).contains("is not a non-negative integer"));
-        assert!(with("llama.block_count", float(2.0)).contains("is not a non-negative integer"));
-        assert!(with("tokenizer.ggml.tokens", number(2)).contains("is not a list of strings"));
-    }
-
-    #[test]
-    fn dimensions_that_contradict_each_other_are_refused() {
-        for (key, value) in [
-            ("llama.attention.head_count_kv", 3),
-            ("llama.attention.head_count", 64),
-            ("llama.attention.value_length", 8),
-            ("llama.rope.dimension_count", 32),
-            ("llama.rope.dimension_count", 3),
-            ("llama.vocab_size", 3),
-        ] {
-            assert!(with(key, number(value)).contains("contradict each other"), "{key}: {}", with(key, number(value)));
-        }
-        assert!(with("tokenizer.ggml.tokens", strings(&[])).contains("contradict each other"));
-    }
-
-    #[test]
-    fn what_the_forward_pass_does_not_compute_is_refused() {
-        assert!(with("general.architecture", scalar("gemma3")).contains("architecture `gemma3`"));
-        assert!(with("llama.expert_count", number(8)).contains("a mixture of experts"));
-        assert!(with("llama.attention.sliding_window", number(4096)).contains("a sliding window"));
-        assert!(with("llama.rope.scaling.type", scalar("yarn")).contains("rope scaling `yarn`"));
-        assert!(with("llama.rope.scale_linear", float(2.0)).contains("linear rope scaling"));
     }
 }

@@ -175,7 +175,7 @@ impl Pass {
             tokens_max,
             vocab: config.vocab,
             heads,
-            rope: Rope::new(config.rope_base, config.rope_dims, &weights.rope_factors),
+            rope: Rope::new(config.rope.base, config.rope_dims, &weights.rope_factors),
             attention: AttentionPlan::default(),
             faults: PageFaults::default(),
             x: vec![0.0; tokens_max * config.width],

@@ -17,7 +17,7 @@ mod tokenizer;
 mod weights;
 
 pub use chat_template::{ChatMessage, ChatTemplate, ChatTemplateError, LoadTemplateError, MESSAGES_MAX};
-pub use config::{ConfigError, ModelConfig};
+pub use config::{Activation, BlockConfig, ConfigError, LayerRope, ModelConfig, RopeConfig, RopePairs, RopeScaling};
 pub use engine_kernels::{KernelFamily, KvShape, KvStore, KvStoreError, PAGE_TOKENS, PageFault, PageRef, Span};
 pub use forward::{Forward, ForwardError};
 pub use gguf::{Array, Gguf, GgufError, TensorView, Value};

@@ -19,7 +19,17 @@ const MEDIAN_ERROR_MAX: f32 = 1e-6;
 const ERROR_MAX: f32 = 1e-2;
 
 fn wide() -> ModelConfig {
-    ModelConfig { width: 256, heads: 8, head_dim: 32, ff_width: 512, vocab: VOCAB, rope_dims: 32, ..config() }
+    let attention_scale = 1.0 / 32f32.sqrt();
+    ModelConfig {
+        width: 256,
+        heads: 8,
+        head_dim: 32,
+        ff_width: 512,
+        vocab: VOCAB,
+        rope_dims: 32,
+        attention_scale,
+        ..config()
+    }
 }
 
 /// The same weights, as the floats that the format's definition says they are.
@@ -106,7 +116,7 @@ fn a_file_with_the_k_types_runs_and_says_what_its_weights_say() {
         let tensors = Tensors::new(&wide(), &KINDS, is_tied);
         write(&path, &wide(), &tensors);
         let model = Arc::new(Model::load(&path, 2).unwrap());
-        assert_eq!(*model.config(), wide());
+        assert_eq!(*model.config(), ModelConfig { is_tied, ..wide() });
         let reference = logits(&model, KernelFamily::Scalar, 1, 1).unwrap();
 
         // The same bits for every family, number of threads and division of the prompt.

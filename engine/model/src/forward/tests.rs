@@ -8,6 +8,7 @@ use engine_kernels::{KvShape, MatrixKind, PageRef};
 use proptest::prelude::*;
 
 use super::*;
+use crate::config::{Activation, BlockConfig, LayerRope, RopeConfig, RopePairs, RopeScaling};
 use crate::gguf::TensorView;
 use crate::tensor_kind::TensorKind;
 use crate::weights::LoadWeightsError;
@@ -24,9 +25,22 @@ pub(super) fn config() -> ModelConfig {
         ff_width: 96,
         vocab: 45,
         context_length: 600,
-        rope_base: 10_000.0,
-        rope_dims: 12,
         rms_eps: 1e-5,
+        rope_pairs: RopePairs::Neighbours,
+        rope_dims: 12,
+        rope: RopeConfig { base: 10_000.0, scaling: RopeScaling::None },
+        local_rope: RopeConfig { base: 10_000.0, scaling: RopeScaling::None },
+        blocks: vec![BlockConfig { window: None, rope: LayerRope::Global }; 2],
+        attention_scale: 0.25,
+        embedding_scale: 1.0,
+        norm_offset: 0.0,
+        has_query_key_norms: false,
+        has_post_norms: false,
+        has_qkv_bias: false,
+        has_attention_output_bias: false,
+        has_ff_bias: false,
+        activation: Activation::Silu,
+        is_tied: true,
     }
 }
 

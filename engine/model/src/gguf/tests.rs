@@ -51,6 +51,11 @@ pub(crate) fn boolean(value: bool) -> Vec<u8> {
     typed(7, &[value.into()])
 }
 
+/// A list of truth values with its type.
+pub(crate) fn booleans(values: &[bool]) -> Vec<u8> {
+    array(7, values.len() as u64, &values.iter().map(|value| u8::from(*value)).collect::<Vec<u8>>())
+}
+
 /// A list of texts with its type.
 pub(crate) fn strings(texts: &[&str]) -> Vec<u8> {
     array(8, texts.len() as u64, &texts.iter().flat_map(|text| string(text.as_bytes())).collect::<Vec<u8>>())

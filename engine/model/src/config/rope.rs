@@ -1,0 +1,95 @@
+//! The frequencies of a rotary position embedding, and how models stretch them over a longer context.
+
+use serde::Serialize;
+
+use super::{ConfigError, ROPE_BASE, ROPE_FACTOR};
+
+/// One rotation: the base of its frequencies, and their scaling.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RopeConfig {
+    /// Pair `i` turns by `base^(-2i / rope_dims)` radians a position.
+    pub base: f32,
+    /// What becomes of that.
+    pub scaling: RopeScaling,
+}
+
+/// How frequencies are changed for a context longer than the one that they were trained with.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// All of them are divided. Source: position interpolation, arXiv:2306.15595.
+    Linear {
+        /// At least 1.
+        factor: f32,
+    },
+    /// Slow ones are divided, fast ones are not, those between are blended by their wavelength. Source: Llama 3.1.
+    /// GGUF files have the divisors as a tensor instead.
+    Llama3 {
+        /// At least 1.
+        factor: f32,
+        /// `original_context` divided by the longest blended wavelength.
+        low_freq_factor: f32,
+        /// `original_context` divided by the shortest blended wavelength; more than `low_freq_factor`.
+        high_freq_factor: f32,
+        /// Tokens of context before the scaling.
+        original_context: usize,
+    },
+    /// As `Llama3`, blended by the pair's number, and with queries and keys scaled. Source: YaRN, arXiv:2309.00071.
+    Yarn {
+        /// At least 1.
+        factor: f32,
+        /// Tokens of context before the scaling.
+        original_context: usize,
+        /// Pairs that turn at least this often in the original context are not divided; 32 unless stated.
+        beta_fast: f32,
+        /// Pairs that turn at most this often are divided in full; 1 unless stated.
+        beta_slow: f32,
+        /// What rotated queries and rotated keys are multiplied by; see [`RopeScaling::yarn_attention_factor`].
+        attention_factor: f32,
+    },
+}
+
+impl RopeScaling {
+    /// The attention factor of YaRN, unless a model states another: `1 + ln(factor) / 10`.
+    #[must_use]
+    pub fn yarn_attention_factor(factor: f32) -> f32 {
+        if factor <= 1.0 { 1.0 } else { (1.0 + 0.1 * f64::from(factor).ln()) as f32 }
+    }
+}
+
+impl RopeConfig {
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let contradiction = |text: String| Err(ConfigError::Contradiction(text));
+        if !ROPE_BASE.contains(&f64::from(self.base)) {
+            return contradiction(format!("a rope base of {}", self.base));
+        }
+        let (factor, original_context) = match self.scaling {
+            RopeScaling::None => return Ok(()),
+            RopeScaling::Linear { factor } => (factor, 1),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                let is_ascending = low_freq_factor > 0.0 && high_freq_factor > low_freq_factor;
+                if !is_ascending || !high_freq_factor.is_finite() {
+                    return contradiction(format!("rope frequency factors {low_freq_factor} and {high_freq_factor}"));
+                }
+                (factor, original_context)
+            }
+            RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => {
+                if !(beta_slow > 0.0 && beta_fast >= beta_slow && beta_fast.is_finite()) {
+                    return contradiction(format!("rope turns {beta_slow} and {beta_fast}"));
+                }
+                if !(attention_factor > 0.0 && attention_factor.is_finite()) || self.base <= 1.0 {
+                    return contradiction(format!("an attention factor {attention_factor}, a base of {}", self.base));
+                }
+                (factor, original_context)
+            }
+        };
+        if !ROPE_FACTOR.contains(&f64::from(factor)) {
+            return contradiction(format!("a rope factor of {factor}"));
+        }
+        if original_context == 0 {
+            return contradiction("an original context without tokens".to_owned());
+        }
+        Ok(())
+    }
+}
