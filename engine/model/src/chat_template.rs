@@ -12,6 +12,7 @@ use std::fmt;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, context};
+use sha2::{Digest, Sha256};
 
 use crate::tokenizer::{TokenizeError, Tokenizer};
 
@@ -153,17 +154,23 @@ impl ChatTemplate {
         let mut tokens = Vec::with_capacity(text.len() / 3 + 1);
         let mut from = 0;
         for (token, start, end) in tokenizer.control_matches(&text) {
-            tokens.extend(tokenizer.encode(&text[from..start].replace(mark, ""), false)?);
+            tokenizer.append(&text[from..start].replace(mark, ""), from == 0, false, &mut tokens)?;
             tokens.push(token);
             from = end;
         }
-        tokens.extend(tokenizer.encode(&text[from..].replace(mark, ""), false)?);
+        tokenizer.append(&text[from..].replace(mark, ""), from == 0, false, &mut tokens)?;
         if let (true, Some(bos)) = (tokenizer.adds_bos(), tokenizer.bos())
             && tokens.first() != Some(&bos)
         {
             tokens.insert(0, bos);
         }
         Ok(tokens)
+    }
+
+    /// SHA-256 of the template's text.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        Sha256::digest(&self.source).into()
     }
 
     fn render(

@@ -57,6 +57,8 @@ pub struct TensorShare {
 /// A tokenizer's facts.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct TokenizerFacts {
+    /// In words, such as `byte-level BPE`.
+    pub kind: &'static str,
     /// The pre-tokenizer.
     pub pre: String,
     /// Tokens.
@@ -91,6 +93,7 @@ pub fn inspect(path: &Path, threads: usize) -> Result<Inspection, GgufError> {
         tensors: shares(&gguf),
         config: ModelConfig::from_gguf(&gguf).ok(),
         tokenizer: tokenizer.map(|tokenizer| TokenizerFacts {
+            kind: tokenizer.kind(),
             pre: printable(tokenizer.pre()),
             tokens: tokenizer.vocab(),
             bos: tokenizer.bos(),
@@ -169,7 +172,7 @@ impl fmt::Display for Inspection {
             let number = |token: Option<u32>| token.map_or("none".to_owned(), |token| token.to_string());
             let added = if tokenizer.adds_bos { " (added to prompts)" } else { "" };
             let (bos, eos) = (number(tokenizer.bos), number(tokenizer.eos));
-            line("tokenizer", &format!("byte-level BPE, {}, BOS {bos}{added}, EOS {eos}", tokenizer.pre))?;
+            line("tokenizer", &format!("{}, pre-tokenizer {}, BOS {bos}{added}, EOS {eos}", tokenizer.kind, tokenizer.pre))?;
             line("unwritable", &format!("{} of 256 bytes", tokenizer.byte_tokens_missing))?;
         }
         line("chat template", &yes_no(self.chat_template))?;

@@ -269,6 +269,13 @@ impl<'a> Keys<'a> {
         self.value(key)?.as_unsigned().ok_or_else(|| kind(key, "a list of non-negative integers"))
     }
 
+    pub(crate) fn floats(&self, key: &str) -> Result<Vec<f64>, ConfigError> {
+        match self.value(key)? {
+            Value::Array(Array::Float(values)) => Ok(values.clone()),
+            _ => Err(kind(key, "a list of floats")),
+        }
+    }
+
     pub(crate) fn boolean(&self, key: &str) -> Result<bool, ConfigError> {
         self.value(key)?.as_bool().ok_or_else(|| kind(key, "true or false"))
     }

@@ -66,6 +66,11 @@ pub(crate) fn numbers(values: &[i32]) -> Vec<u8> {
     array(5, values.len() as u64, &values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
 }
 
+/// A list of 32-bit floats with its type.
+pub(crate) fn floats(values: &[f32]) -> Vec<u8> {
+    array(6, values.len() as u64, &values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
+}
+
 impl File {
     pub(crate) fn without(mut self, key: &str) -> Self {
         self.keys.retain(|(known, _)| known != key);

@@ -6,12 +6,15 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
+use super::LoadTokenizerError;
+use super::vocabulary::Vocabulary;
+
 /// No token: a byte that the vocabulary cannot write, or the end of a piece.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// The merge table.
+#[derive(Default)]
 pub(super) struct Merges {
-    byte_tokens: [u32; 256],
     /// By rank.
     pairs: Vec<Pair>,
     by_pair: HashMap<u64, u32, BuildHasherDefault<PairHasher>>,
@@ -25,11 +28,6 @@ struct Pair {
 }
 
 impl Merges {
-    /// From the token of each byte ([`NONE`] where there is none).
-    pub(super) fn new(byte_tokens: [u32; 256]) -> Self {
-        Self { byte_tokens, pairs: Vec::new(), by_pair: HashMap::default() }
-    }
-
     /// Adds the merge of the next rank. The first of two merges of one pair counts.
     pub(super) fn push(&mut self, left: u32, right: u32, merged: u32) {
         let Ok(rank) = u32::try_from(self.pairs.len()) else { return };
@@ -37,24 +35,42 @@ impl Merges {
         self.by_pair.entry(key(left, right)).or_insert(rank);
     }
 
-    /// The token of one byte, or [`NONE`].
-    #[cfg(test)]
-    pub(super) fn byte_token(&self, byte: u8) -> u32 {
-        self.byte_tokens[usize::from(byte)]
+    /// The table in one form, for a digest of it.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let pairs = self.pairs.iter().flat_map(|pair| [pair.left, pair.right, pair.merged]);
+        pairs.flat_map(u32::to_be_bytes).collect()
+    }
+
+    /// Adds the merge of rank `merge` by the texts of its two sides.
+    pub(super) fn push_text(
+        &mut self,
+        vocabulary: &Vocabulary,
+        merge: usize,
+        sides: Option<(&str, &str)>,
+    ) -> Result<(), LoadTokenizerError> {
+        let tokens = sides.and_then(|(left, right)| {
+            let merged = [vocabulary.bytes_of(left)?, vocabulary.bytes_of(right)?].concat();
+            let merged = vocabulary.normal.get(&merged).copied()?;
+            Some((vocabulary.normal_token(left)?, vocabulary.normal_token(right)?, merged))
+        });
+        let (left, right, merged) = tokens.ok_or(LoadTokenizerError::Merge { merge })?;
+        self.push(left, right, merged);
+        Ok(())
     }
 
     fn rank(&self, left: u32, right: u32) -> Option<u32> {
         if left == NONE || right == NONE { None } else { self.by_pair.get(&key(left, right)).copied() }
     }
 
-    /// Appends the tokens of one piece to `out`. Bytes without a token are left out, and nothing merges across them.
-    pub(super) fn encode(&self, piece: &[u8], scratch: &mut Scratch, out: &mut Vec<u32>) {
+    /// Merges the tokens of one piece's smallest parts and appends the result to `out`. [`NONE`] stands for a part
+    /// without a token: it is left out, and nothing merges across it.
+    pub(super) fn encode(&self, parts: impl Iterator<Item = u32>, scratch: &mut Scratch, out: &mut Vec<u32>) {
         let Scratch { symbols, queue } = scratch;
         symbols.clear();
         queue.clear();
         // Positions fit: the tokenizer refuses texts of 4 GiB and more.
-        symbols.extend(piece.iter().zip(0u32..).map(|(&byte, at)| Symbol {
-            token: self.byte_tokens[usize::from(byte)],
+        symbols.extend(parts.zip(0u32..).map(|(token, at)| Symbol {
+            token,
             previous: at.checked_sub(1).unwrap_or(NONE),
             next: at + 1,
         }));
@@ -143,7 +159,7 @@ mod tests {
 
     /// Tokens 0-255 are the bytes; merges make 256 and up.
     fn merges(list: &[(u32, u32)]) -> Merges {
-        let mut merges = Merges::new(std::array::from_fn(|byte| byte as u32));
+        let mut merges = Merges::default();
         for (token, &(left, right)) in (256..).zip(list) {
             merges.push(left, right, token);
         }
@@ -152,7 +168,7 @@ mod tests {
 
     fn encode(merges: &Merges, text: &str) -> Vec<u32> {
         let mut out = Vec::new();
-        merges.encode(text.as_bytes(), &mut Scratch::default(), &mut out);
+        merges.encode(text.bytes().map(u32::from), &mut Scratch::default(), &mut out);
         out
     }
 
@@ -175,12 +191,11 @@ mod tests {
     }
 
     #[test]
-    fn nothing_merges_across_a_byte_without_a_token() {
-        let mut byte_tokens: [u32; 256] = std::array::from_fn(|byte| byte as u32);
-        byte_tokens[4] = NONE;
-        let mut merges = Merges::new(byte_tokens);
-        merges.push(A, B, 256);
-        assert_eq!(encode(&merges, "a\u{4}bab"), [A, B, 256]);
+    fn nothing_merges_across_a_part_without_a_token() {
+        let mut out = Vec::new();
+        let parts = [A, NONE, B, A, B];
+        merges(&[(A, B)]).encode(parts.into_iter(), &mut Scratch::default(), &mut out);
+        assert_eq!(out, [A, B, 256]);
     }
 
     #[test]
@@ -188,9 +203,9 @@ mod tests {
         let merges = merges(&[(A, B)]);
         let mut scratch = Scratch::default();
         let mut out = Vec::new();
-        merges.encode(b"abababab", &mut scratch, &mut out);
+        merges.encode("abababab".bytes().map(u32::from), &mut scratch, &mut out);
         out.clear();
-        merges.encode(b"ab", &mut scratch, &mut out);
+        merges.encode("ab".bytes().map(u32::from), &mut scratch, &mut out);
         assert_eq!(out, [256]);
     }
 }

@@ -16,6 +16,11 @@ const QWEN2: &str = concat!(
     r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
 );
+const TEKKEN: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+"
+);
 
 /// What follows a run of white space that a pattern's last alternative, `\s+`, matched.
 #[derive(Clone, Copy)]
@@ -38,32 +43,44 @@ pub(super) struct Split {
     patterns: Vec<Pattern>,
     /// A piece that is a token as a whole is that token, whatever the merges say (Llama 3).
     pub(super) whole_pieces_first: bool,
+    /// What a file means that does not say whether prompts begin with BOS.
+    pub(super) adds_bos: bool,
 }
 
 impl Split {
     /// The pre-tokenizer of that name in `tokenizer.ggml.pre`; `None` when it is not known.
     pub(super) fn named(name: &str) -> Option<Self> {
-        let (patterns, whole_pieces_first): (&[(&str, White)], bool) = match name {
-            "smollm" => (&[(r"\p{N}", White::Plain), (GPT2, White::Lookahead)], false),
-            "gpt-2" => (&[(GPT2, White::Lookahead)], false),
-            "llama-bpe" | "llama3" | "llama-v3" => (&[(LLAMA3, White::LookaheadAfterLines)], true),
-            "qwen2" => (&[(QWEN2, White::LookaheadAfterLines)], false),
+        let plain: fn(&'static str) -> (&'static str, White) = |source| (source, White::Plain);
+        let words = |source| (source, White::LookaheadAfterLines);
+        let patterns = match name {
+            "smollm" | "starcoder" => vec![plain(r"\p{N}"), (GPT2, White::Lookahead)],
+            "gpt-2" | "olmo" => vec![(GPT2, White::Lookahead)],
+            "llama-bpe" | "llama3" | "llama-v3" | "falcon3" => vec![words(LLAMA3)],
+            // SmolLM3's files say `smaug-bpe`.
+            "smaug-bpe" | "dbrx" => vec![words(LLAMA3)],
+            "qwen2" | "deepseek-r1-qwen" => vec![words(QWEN2)],
+            "tekken" => vec![words(TEKKEN)],
             "default" => {
-                let patterns: &[(&str, White)] = &[
-                    (r"[\p{P}$+<=>^~|]+", White::Plain),
-                    (GPT2, White::Lookahead),
-                    (r"\p{N}+", White::Plain),
-                    (r"[0-9][0-9][0-9]", White::Plain),
-                ];
-                (patterns, false)
+                let punctuation = plain(r"[\p{P}$+<=>^~|]+");
+                vec![punctuation, (GPT2, White::Lookahead), plain(r"\p{N}+"), plain(r"[0-9][0-9][0-9]")]
             }
             _ => return None,
         };
+        let is_llama3_or_tekken = matches!(name, "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "tekken");
+        Self::of(&patterns, is_llama3_or_tekken)
+    }
+
+    fn of(patterns: &[(&str, White)], whole_pieces_first: bool) -> Option<Self> {
         let patterns = patterns
             .iter()
             .map(|&(source, white)| Some(Pattern { regex: Regex::new(source).ok()?, white }))
             .collect::<Option<_>>()?;
-        Some(Self { patterns, whole_pieces_first })
+        Some(Self { patterns, whole_pieces_first, adds_bos: whole_pieces_first })
+    }
+
+    /// The patterns, one a line, for a digest of them.
+    pub(super) fn description(&self) -> String {
+        self.patterns.iter().map(|pattern| format!("{}\n", pattern.regex.as_str())).collect()
     }
 
     /// Calls `piece` for every piece of `text`, in order; together they are the text.

@@ -5,32 +5,39 @@ use std::sync::LazyLock;
 use proptest::prelude::*;
 use serde_json::Value as Json;
 
+use super::split::Split;
 use super::*;
-use crate::gguf::tests::{File, boolean, number, numbers, scalar, strings};
+use crate::gguf::tests::{File, boolean, floats, number, numbers, scalar, strings};
 use crate::test_model;
 
 static GGUF: LazyLock<Gguf> = LazyLock::new(|| Gguf::open(&test_model::path()).expect("the test model opens"));
 static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::from_gguf(&GGUF).expect("its tokenizer loads"));
 
-static SPLITS: LazyLock<Vec<Split>> =
-    LazyLock::new(|| ["smollm", "gpt-2", "llama-bpe", "qwen2", "default"].map(|pre| Split::named(pre).unwrap()).into());
+static SPLITS: LazyLock<Vec<Split>> = LazyLock::new(|| {
+    ["smollm", "gpt-2", "llama-bpe", "qwen2", "tekken", "default"].map(|pre| Split::named(pre).unwrap()).into()
+});
 
-fn json(path: &str) -> Json {
+/// The test model's vocabulary behind another pre-tokenizer.
+fn with_pre(pre: &str) -> Result<Tokenizer, LoadTokenizerError> {
+    gguf::byte_level(&crate::config::Keys { gguf: &GGUF }, pre)
+}
+
+pub(super) fn json(path: &str) -> Json {
     let path = format!("{}/../../tests/{path}", env!("CARGO_MANIFEST_DIR"));
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-fn tokens(json: &Json) -> Vec<u32> {
+pub(super) fn tokens(json: &Json) -> Vec<u32> {
     json.as_array().unwrap().iter().map(|token| u32::try_from(token.as_u64().unwrap()).unwrap()).collect()
 }
 
-fn bytes_of(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<u8> {
+pub(super) fn bytes_of(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<u8> {
     tokens.iter().flat_map(|&token| tokenizer.token_bytes(token).unwrap()).copied().collect()
 }
 
 /// The text without the bytes that the vocabulary cannot write.
 fn writable(tokenizer: &Tokenizer, text: &str) -> Vec<u8> {
-    text.bytes().filter(|&byte| tokenizer.merges.byte_token(byte) != NONE).collect()
+    text.bytes().filter(|&byte| tokenizer.algorithm.byte_token(byte) != NONE).collect()
 }
 
 #[test]
@@ -56,7 +63,7 @@ fn the_other_pre_tokenizers_give_the_tokens_that_llama_cpp_gives() {
     let (corpus, golden) = (json("corpus/strings.json"), json("golden/model/tokenizer.json"));
     let mut wrong = Vec::new();
     for pre in ["gpt-2", "llama-bpe", "qwen2", "default"] {
-        let tokenizer = Tokenizer::with_pre(&GGUF, pre).unwrap();
+        let tokenizer = with_pre(pre).unwrap();
         let cases = golden["other_splits"][pre].as_array().unwrap();
         for (string, case) in corpus.as_array().unwrap().iter().zip(cases) {
             if tokenizer.encode(string["text"].as_str().unwrap(), false).unwrap() != tokens(case) {
@@ -110,7 +117,7 @@ fn control_tokens_are_found_by_their_text_only_when_allowed() {
 }
 
 /// CPU seconds of the calling thread: what other processes do does not count.
-fn thread_cpu_seconds() -> f64 {
+pub(super) fn thread_cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
     // The name, which may hold anything, ends at the last parenthesis; the state follows, then numbers.
     let numbers = stat.rsplit_once(')').unwrap().1;
@@ -123,7 +130,7 @@ fn thread_cpu_seconds() -> f64 {
 fn a_hostile_megabyte_takes_linear_time() {
     let parts = ["a", " ", "\n", " \n", "😀", "9", "<|im_end", "<", "'", "\u{301}", "ab\u{4}", "x"];
     for (pre, bytes) in [("smollm", 1 << 20), ("llama-bpe", 1 << 18), ("default", 1 << 18)] {
-        let tokenizer = Tokenizer::with_pre(&GGUF, pre).unwrap();
+        let tokenizer = with_pre(pre).unwrap();
         for part in parts {
             // The `x` is what look-ahead over a run of white space has to notice.
             let text = &(part.repeat(bytes / part.len()) + "x");
@@ -145,8 +152,8 @@ fn a_text_above_the_bound_is_refused() {
 
 #[test]
 fn an_unknown_pre_tokenizer_is_refused_by_name() {
-    let error = Tokenizer::with_pre(&GGUF, "tekken").unwrap_err();
-    assert!(error.to_string().contains("`tekken`"), "{error}");
+    let error = with_pre("tekken2").unwrap_err();
+    assert!(error.to_string().contains("`tekken2`"), "{error}");
 }
 
 /// A vocabulary of `a`, `b`, `ab`, a space and a control token.
@@ -199,8 +206,8 @@ fn mistakes_of_a_vocabulary_are_named() {
     }
     let with = |key: &str, value: Vec<u8>| error(&tiny().without(key).key(key, value));
     let tokens = |texts: &[&str]| with("tokenizer.ggml.tokens", strings(texts));
-    assert!(with("tokenizer.ggml.model", scalar("llama")).contains("tokenizer model `llama` is not supported"));
-    assert!(with("tokenizer.ggml.pre", scalar("tekken")).contains("pre-tokenizer `tekken` is not supported"));
+    assert!(with("tokenizer.ggml.model", scalar("t5")).contains("tokenizer model `t5` is not supported"));
+    assert!(with("tokenizer.ggml.pre", scalar("viking")).contains("pre-tokenizer `viking` is not supported"));
     assert!(with("tokenizer.ggml.pre", number(1)).contains("`tokenizer.ggml.pre` is not text"));
     assert!(with("tokenizer.ggml.tokens", numbers(&[1])).contains("is not a list of strings"));
     assert!(with("tokenizer.ggml.token_type", numbers(&[1])).contains("1 token types for 6 tokens"));
@@ -216,6 +223,58 @@ fn mistakes_of_a_vocabulary_are_named() {
     for merge in ["a c", "ab", "b a", "a  b", "< end>", ""] {
         let error = with("tokenizer.ggml.merges", strings(&["a b", merge]));
         assert_eq!(error, "merge 1 does not make a token of two tokens", "{merge:?}");
+    }
+}
+
+/// A vocabulary of SentencePiece: three control tokens, two letters, a byte, an addition.
+fn tiny_scored() -> File {
+    File::default()
+        .key("tokenizer.ggml.model", scalar("llama"))
+        .key("tokenizer.ggml.tokens", strings(&["<unk>", "<s>", "</s>", "a", "\u{2581}a", "<0xC3>", "<tool>", "</"]))
+        .key("tokenizer.ggml.token_type", numbers(&[2, 3, 3, 1, 1, 6, 4, 1]))
+        .key("tokenizer.ggml.scores", floats(&[0.0, 0.0, 0.0, -2.0, -1.0, 0.0, 0.0, -3.0]))
+        .key("tokenizer.ggml.bos_token_id", number(1))
+        .key("tokenizer.ggml.eos_token_id", number(2))
+}
+
+#[test]
+fn a_tiny_scored_vocabulary_is_enough() {
+    let tokenizer = load(&tiny_scored()).unwrap();
+    assert_eq!((tokenizer.byte_tokens_missing(), tokenizer.adds_bos()), (255, true));
+    assert_eq!(tokenizer.encode("a a\u{e9}<tool>a", false).unwrap(), [4, 4, 5, 6, 4]);
+    assert_eq!(tokenizer.encode("</s>", true).unwrap(), [2]);
+    assert_eq!(tokenizer.encode("</s>", false).unwrap(), [7], "what has no token is left out");
+    let without = tiny_scored().key("tokenizer.ggml.add_space_prefix", boolean(false));
+    let without = load(&without.key("tokenizer.ggml.add_bos_token", boolean(false))).unwrap();
+    assert_eq!((without.encode("a", false).unwrap(), without.adds_bos()), (vec![3], false));
+}
+
+#[test]
+fn mistakes_of_a_scored_vocabulary_are_named() {
+    for key in ["tokenizer.ggml.scores", "tokenizer.ggml.token_type"] {
+        assert_eq!(error(&tiny_scored().without(key)), format!("metadata key `{key}` is missing"));
+    }
+    let with = |key: &str, value: Vec<u8>| error(&tiny_scored().without(key).key(key, value));
+    assert!(with("tokenizer.ggml.scores", floats(&[0.0])).contains("1 token scores for 8 tokens"));
+    assert!(
+        with("tokenizer.ggml.scores", numbers(&[0; 8])).contains("`tokenizer.ggml.scores` is not a list of floats")
+    );
+    let scores = [0.0, 0.0, 0.0, f32::NAN, 0.0, 0.0, 0.0, 0.0];
+    assert_eq!(with("tokenizer.ggml.scores", floats(&scores)), "the score of token 3 is not a number");
+    let byte = with("tokenizer.ggml.token_type", numbers(&[2, 3, 3, 6, 1, 6, 4, 1]));
+    assert_eq!(byte, "token 3 is not a byte written like `<0x0A>`");
+    let tokens = |texts: &[&str]| with("tokenizer.ggml.tokens", strings(texts));
+    assert!(tokens(&["<unk>", "<s>", "</s>", "a", "a", "<0xC3>", "<tool>", "b"]).contains("token 4 has the text of"));
+}
+
+#[test]
+fn what_frames_a_conversation_is_a_control_token_whatever_the_file_says() {
+    for text in ["<start_of_turn>", "<end_of_turn>", "<|im_start|>"] {
+        let texts = ["<unk>", "<s>", "</s>", "a", "\u{2581}a", "<0xC3>", text, "b"];
+        let file = tiny_scored().without("tokenizer.ggml.tokens").key("tokenizer.ggml.tokens", strings(&texts));
+        let tokenizer = load(&file).unwrap();
+        assert!(tokenizer.is_control(6) && !tokenizer.encode(text, false).unwrap().contains(&6), "{text}");
+        assert_eq!(tokenizer.is_end(6), text == "<end_of_turn>");
     }
 }
 
