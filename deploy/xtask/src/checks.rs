@@ -1,7 +1,7 @@
 //! `test` and `ci`: the phases in their order, and the line of numbers that closes them.
 
 use crate::phase::{Phases, execute};
-use crate::{architecture, setup};
+use crate::{aarch64, architecture, setup};
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 
@@ -21,6 +21,7 @@ pub(crate) fn ci(root: &Path) -> Result<()> {
     phases.run("cuda", || {
         execute(setup::cargo(root).args(["check", "-p", "engine-cuda", "--features", "cuda", "--locked"]))
     })?;
+    phases.run("aarch64", || aarch64::check(root))?;
     phases.run("docs", || {
         execute(setup::cargo(root).env("RUSTDOCFLAGS", "-D warnings").args([
             "doc",

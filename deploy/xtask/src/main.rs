@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "a command-line tool: its output is for the terminal")]
 
+mod aarch64;
 mod architecture;
 mod checks;
 mod mutations;
@@ -30,8 +31,14 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         filter: Vec<String>,
     },
-    /// Format, clippy, docs, licences, architecture, CUDA check, then every test
+    /// Format, clippy, docs, licences, architecture, checks for CUDA and 64-bit ARM, then every test
     Ci,
+    /// The engine's tests on 64-bit ARM, under an emulator that is installed already
+    Aarch64 {
+        /// Passed on to the tests, for example a part of a test's name
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        filter: Vec<String>,
+    },
     /// Compare the crates with the rules in ARCHITECTURE.md
     Architecture,
     /// Switch off each safety check in turn and see that a test notices
@@ -50,6 +57,7 @@ fn main() -> ExitCode {
     let result = match arguments.chore {
         Chore::Test { filter } => checks::test(&root, &filter),
         Chore::Ci => checks::ci(&root),
+        Chore::Aarch64 { filter } => aarch64::test(&root, &filter),
         Chore::Architecture => checks::architecture(&root),
         Chore::Mutations { list: true, .. } => {
             mutations::list();
