@@ -25,7 +25,7 @@ pub use ceiling::{Multiplication, ReadCeiling, ReadPattern, multiply};
 pub use family::KernelFamily;
 pub use kv_store::{KvShape, KvStore, KvStoreError, PAGE_TOKENS, PageRef};
 pub use mapped_file::MappedFile;
-pub use matrix::{Matrix, MatrixKind, MatrixSource, PackError};
+pub use matrix::{Matrix, MatrixKind, MatrixSource, PACKED_LAYOUT, PackError, PackedMatrices, Packing};
 pub use norm::{quantise, rms_norm};
 pub use product::{product, product_add, product_swiglu};
 pub use rope::{HEAD_DIM_MAX, HeadShape, Rope, rotate_and_append};

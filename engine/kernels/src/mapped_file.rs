@@ -40,7 +40,29 @@ impl MappedFile {
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }
+
+    /// Gives the memory of a part of [`MappedFile::bytes`] back to the system: it no longer counts as resident, and is
+    /// read from the file again by whoever touches it. Anything else than a part is left alone.
+    pub fn release(&self, part: &[u8]) {
+        #[cfg(unix)]
+        {
+            let whole = self.map.as_ptr_range();
+            let part = part.as_ptr_range();
+            if part.start < whole.start || part.end > whole.end || part.is_empty() {
+                return;
+            }
+            let from = (part.start.addr() / FAULT_BYTES * FAULT_BYTES).saturating_sub(whole.start.addr());
+            let to = (part.end.addr().next_multiple_of(FAULT_BYTES) - whole.start.addr()).min(self.map.len());
+            // SAFETY: the mapping is of a file and only ever read, so what comes back is what was there. A refusal
+            // changes nothing but memory.
+            let _ = unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, from, to - from) };
+        }
+    }
 }
+
+/// Linux maps an aligned piece of this size around a byte that is touched: as much is given back around a part.
+#[cfg(unix)]
+const FAULT_BYTES: usize = 64 << 10;
 
 impl std::fmt::Debug for MappedFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -59,6 +81,34 @@ mod tests {
         let mapped = MappedFile::open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(mapped.bytes(), b"content");
+    }
+
+    #[test]
+    fn released_parts_are_read_again_and_are_not_resident_meanwhile() {
+        let path = std::env::temp_dir().join(format!("bulkhead-mapped-file-release-{}", std::process::id()));
+        let content: Vec<u8> = (0..16u32 << 20).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&path, &content).unwrap();
+        let mapped = MappedFile::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(mapped.bytes(), content);
+        mapped.release(&mapped.bytes()[100..3 << 20]);
+        // Memory of somebody else would be zeros now.
+        mapped.release(&content);
+        mapped.release(&[]);
+        #[cfg(target_os = "linux")]
+        // The system may let go of more, up to a huge page.
+        assert_eq!([0, 1 << 20, 16 << 20].map(|at| resident(&mapped, at)), [0, 0, 1]);
+        assert_eq!(mapped.bytes(), content);
+    }
+
+    /// Whether the last page before `at` (the first, for 0) is mapped, by the system's own account.
+    #[cfg(target_os = "linux")]
+    fn resident(mapped: &MappedFile, at: usize) -> u64 {
+        use std::os::unix::fs::FileExt;
+        let page = (mapped.bytes().as_ptr().addr() + at.saturating_sub(1)) / 4_096;
+        let mut entry = [0; 8];
+        File::open("/proc/self/pagemap").unwrap().read_exact_at(&mut entry, 8 * page as u64).unwrap();
+        u64::from_le_bytes(entry) >> 63
     }
 
     #[test]

@@ -3,26 +3,23 @@
 //! A tile is 16 rows. For each block of 32 columns it holds the rows' bytes transposed in groups of four, so that one
 //! 64-byte read gives every row its next four (or eight, as nibbles) weights, and the rows' scales. The numbers are
 //! those of the file, not requantised: a matrix takes the file's size, up to 3 % more for Q4_K and Q5_K, 1.5 times for
-//! Q5_0, and that of f32 for the types of floats.
+//! Q5_0.
 
 mod kind;
 mod layout;
+mod packing;
 
 use std::sync::Arc;
 
 use crate::activations::BLOCK;
 use crate::memory::AnonymousMemory;
-use crate::shared_slice::SharedSlice;
 use crate::simd::LANES;
-use crate::team::Team;
 pub use kind::MatrixKind;
-use layout::pack_tile;
 pub(crate) use layout::{BYTE_BLOCK_BYTES, GROUP_BLOCKS, Layout, NIBBLE_BLOCK_BYTES, NIBBLES_BYTES, PLANE_BYTES};
+pub use packing::{PACKED_LAYOUT, PackError, PackedMatrices, Packing};
 
 /// Rows of a tile.
 pub(crate) const TILE: usize = LANES;
-/// Tiles that a thread repacks at a time: enough to hide the counter, few enough to end together.
-const TILES_PER_PIECE: usize = 16;
 
 /// A matrix as it lies in a file: row-major, rows of whole blocks.
 #[derive(Clone, Copy, Debug)]
@@ -37,38 +34,7 @@ pub struct MatrixSource<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Why matrices could not be repacked. `matrix` is the position in the list that was given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PackError {
-    /// The width is not a positive multiple of the type's block.
-    #[error("matrix {matrix} has {width} columns, not a multiple of {multiple_of}")]
-    Width {
-        /// Which one.
-        matrix: usize,
-        /// Its columns.
-        width: usize,
-        /// Weights of a block.
-        multiple_of: usize,
-    },
-    /// Rows, width and type do not give this many bytes.
-    #[error("matrix {matrix} has {bytes} bytes, its shape needs {bytes_needed}")]
-    Bytes {
-        /// Which one.
-        matrix: usize,
-        /// Bytes given.
-        bytes: usize,
-        /// Bytes of that shape.
-        bytes_needed: usize,
-    },
-    /// The system refused the memory.
-    #[error("{bytes} bytes of memory for the weights are not to be had")]
-    Memory {
-        /// Bytes asked for.
-        bytes: usize,
-    },
-}
-
-/// A repacked matrix. All matrices of one [`Matrix::pack`] share one block of memory, in the order given.
+/// A repacked matrix. All matrices of one [`Packing`] share one block of memory.
 #[derive(Clone, Debug)]
 pub struct Matrix {
     kind: MatrixKind,
@@ -80,60 +46,24 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Repacks matrices, in parallel. Rows that a last tile lacks are zeros.
+    /// Repacks matrices, in parallel: [`Packing`] where nothing but they is wanted.
     ///
     /// # Errors
-    /// [`PackError`] when a shape is impossible or the memory is refused.
+    /// [`PackError`] when a shape is impossible, a number is not finite or the memory is refused.
     pub fn pack(sources: &[MatrixSource<'_>], threads: usize) -> Result<Vec<Self>, PackError> {
-        let mut offsets = Vec::with_capacity(sources.len());
-        let mut bytes_total = 0usize;
-        for (matrix, source) in sources.iter().enumerate() {
-            let MatrixSource { kind, rows, width, bytes } = *source;
-            let multiple_of = kind.block_weights();
-            if width == 0 || !width.is_multiple_of(multiple_of) {
-                return Err(PackError::Width { matrix, width, multiple_of });
-            }
-            let bytes_needed = (width / multiple_of).saturating_mul(kind.block_bytes()).saturating_mul(rows);
-            if bytes.len() != bytes_needed {
-                return Err(PackError::Bytes { matrix, bytes: bytes.len(), bytes_needed });
-            }
-            offsets.push(bytes_total);
-            // Cannot overflow: the source lies in memory, and no layout is more than a few times larger.
-            bytes_total += rows.div_ceil(TILE) * Layout::of(kind).tile_bytes(width / BLOCK);
+        Ok(Packing::new(sources)?.repack(threads, &|_| ())?.matrices().to_vec())
+    }
+
+    /// A matrix of the source's type and shape that lies in `memory`.
+    fn at(source: &MatrixSource<'_>, memory: Arc<AnonymousMemory>, offset: usize) -> Self {
+        Self {
+            kind: source.kind,
+            layout: Layout::of(source.kind),
+            rows: source.rows,
+            width: source.width,
+            memory,
+            offset,
         }
-        let mut memory = AnonymousMemory::new(bytes_total).ok_or(PackError::Memory { bytes: bytes_total })?;
-
-        // Pieces of about equal size over all matrices, taken by whichever thread is free.
-        let pieces: Vec<(usize, usize)> = sources
-            .iter()
-            .enumerate()
-            .flat_map(|(matrix, source)| {
-                (0..source.rows.div_ceil(TILE)).step_by(TILES_PER_PIECE).map(move |tile| (matrix, tile))
-            })
-            .collect();
-        let target = SharedSlice::new(memory.bytes_mut());
-        Team::new(threads).run(pieces.len(), &|_, piece| {
-            let (matrix, first) = pieces[piece];
-            let source = &sources[matrix];
-            let tile_bytes = Layout::of(source.kind).tile_bytes(source.width / BLOCK);
-            for tile in first..source.rows.div_ceil(TILE).min(first + TILES_PER_PIECE) {
-                let start = offsets[matrix] + tile * tile_bytes;
-                // SAFETY: each piece is done once and tiles do not overlap.
-                pack_tile(source, tile, unsafe { target.part(start..start + tile_bytes) });
-            }
-        });
-
-        let memory = Arc::new(memory);
-        Ok(std::iter::zip(sources, offsets)
-            .map(|(source, offset)| Self {
-                kind: source.kind,
-                layout: Layout::of(source.kind),
-                rows: source.rows,
-                width: source.width,
-                memory: Arc::clone(&memory),
-                offset,
-            })
-            .collect())
     }
 
     /// Element type in the file.
@@ -242,6 +172,19 @@ pub(crate) mod tests {
         bytes
     }
 
+    /// A matrix whose numbers are whatever the bytes say.
+    pub(crate) fn pack_unchecked(source: MatrixSource<'_>) -> Matrix {
+        let sources = [source];
+        let packed = Packing::new(&sources).unwrap().restore(|to| -> Result<(), PackError> {
+            let tile_bytes = to.len() / source.rows.div_ceil(TILE);
+            for (tile, to) in to.chunks_exact_mut(tile_bytes).enumerate() {
+                layout::pack_tile(&source, tile, to);
+            }
+            Ok(())
+        });
+        packed.unwrap().matrices()[0].clone()
+    }
+
     /// The weights of whole blocks, by the definition of the format.
     pub(crate) fn by_definition(kind: MatrixKind, bytes: &[u8]) -> Vec<f32> {
         let mut weights = vec![0.0; bytes.len() / kind.block_bytes() * kind.block_weights()];
@@ -280,26 +223,11 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn impossible_shapes_are_refused() {
-        let bytes = [0; 40];
-        let pack = |width, rows, bytes| {
-            let good = MatrixSource { kind: MatrixKind::Q4_1, rows: 2, width: 32, bytes: &[0; 40] };
-            Matrix::pack(&[good, MatrixSource { kind: MatrixKind::Q4_1, rows, width, bytes }], 1).unwrap_err()
-        };
-        assert_eq!(pack(33, 2, &bytes[..]), PackError::Width { matrix: 1, width: 33, multiple_of: 32 });
-        assert_eq!(pack(0, 2, &bytes[..]), PackError::Width { matrix: 1, width: 0, multiple_of: 32 });
-        assert_eq!(pack(32, 3, &bytes[..]), PackError::Bytes { matrix: 1, bytes: 40, bytes_needed: 60 });
-        let bytes_needed = usize::MAX;
-        assert_eq!(pack(32, usize::MAX / 2, &bytes[..]), PackError::Bytes { matrix: 1, bytes: 40, bytes_needed });
-        let grouped = MatrixSource { kind: MatrixKind::Q6_K, rows: 8, width: 32, bytes: &[0; 210] };
-        let error = Matrix::pack(&[grouped], 1).unwrap_err();
-        assert_eq!(error, PackError::Width { matrix: 0, width: 32, multiple_of: 256 });
-        assert_eq!(error.to_string(), "matrix 0 has 32 columns, not a multiple of 256");
-    }
-
-    #[test]
     fn repacked_matrices_stay_near_the_size_of_the_file() {
         for (kind, percent) in [
+            (MatrixKind::F32, 100),
+            (MatrixKind::F16, 100),
+            (MatrixKind::BF16, 100),
             (MatrixKind::Q4_1, 100),
             (MatrixKind::Q5_1, 100),
             (MatrixKind::Q8_0, 100),

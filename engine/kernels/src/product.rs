@@ -171,7 +171,9 @@ fn each_product<S: Simd>(
                 let sums = match matrix.layout() {
                     Layout::Nibbles => blocks::nibbles::<S, $count>(simd, weights, input, token),
                     Layout::Bytes => blocks::bytes::<S, $count>(simd, weights, input, token),
-                    Layout::Floats => floats::floats::<S, $count>(simd, weights, input, token),
+                    Layout::F32 => floats::f32::<S, $count>(simd, weights, input, token),
+                    Layout::F16 => floats::f16::<S, $count>(simd, weights, input, token),
+                    Layout::BF16 => floats::bf16::<S, $count>(simd, weights, input, token),
                     Layout::Five => planes::five::<S, $count>(simd, weights, input, token),
                     Layout::FourGrouped => {
                         planes::grouped::<S, $count, { planes::FOUR_BITS }>(simd, weights, input, token)

@@ -47,6 +47,8 @@ pub(crate) trait Simd: Copy {
     fn store(self, value: Self::F, to: &mut [f32; LANES]);
     /// IEEE half precision, little-endian.
     fn load_f16(self, from: &[u8; 2 * LANES]) -> Self::F;
+    /// The upper halves of f32, little-endian.
+    fn load_bf16(self, from: &[u8; 2 * LANES]) -> Self::F;
     fn load_u8(self, from: &[u8; LANES]) -> Self::F;
     /// The bytes are `i8`.
     fn load_i8(self, from: &[u8; LANES]) -> Self::F;
@@ -198,6 +200,7 @@ mod tests {
             }
             floats(simd.load_f16(&simd.to_f16(a)));
             let halves = simd.to_f16(a);
+            floats(simd.load_bf16(&halves));
             floats(simd.load_u8(&halves.as_chunks::<LANES>().0[0]));
             floats(simd.load_i8(&halves.as_chunks::<LANES>().0[1]));
             floats(simd.to_f32(simd.add_i32(simd.to_i32(a), simd.splat_i32(3))));

@@ -10,7 +10,7 @@
 //!     - Q4_K, Q5_K: 16 bytes of scales, 16 bytes of minima a block; 16 f16 scales, 16 f16 minima with the sign turned
 //!       a group.
 //!     - Q6_K: 2 x 16 `i8` scales a block, for 16 columns each; 16 f16 scales a group.
-//! * floats (F16, BF16, F32): column by column 16 f32. The simple path: twice the file's size for 16-bit types.
+//! * floats (F32, F16, BF16): column by column 16 weights as they are in the file.
 
 use half::f16;
 
@@ -38,7 +38,9 @@ const TILE_ALIGNMENT: usize = 64;
 pub(crate) enum Layout {
     Nibbles,
     Bytes,
-    Floats,
+    F32,
+    F16,
+    BF16,
     /// Q5_1.
     Five,
     /// Q4_K.
@@ -59,7 +61,9 @@ struct Planes {
 impl Layout {
     pub(super) fn of(kind: MatrixKind) -> Self {
         match kind {
-            MatrixKind::F32 | MatrixKind::F16 | MatrixKind::BF16 => Self::Floats,
+            MatrixKind::F32 => Self::F32,
+            MatrixKind::F16 => Self::F16,
+            MatrixKind::BF16 => Self::BF16,
             MatrixKind::Q4_0 | MatrixKind::Q4_1 => Self::Nibbles,
             MatrixKind::Q5_0 | MatrixKind::Q8_0 => Self::Bytes,
             MatrixKind::Q5_1 => Self::Five,
@@ -71,7 +75,7 @@ impl Layout {
 
     fn planes(self) -> Planes {
         let (planes, scales, group) = match self {
-            Self::Nibbles | Self::Bytes | Self::Floats => (0, 0, 0),
+            Self::Nibbles | Self::Bytes | Self::F32 | Self::F16 | Self::BF16 => (0, 0, 0),
             Self::Five => (1, 2 * SCALES_BYTES, 0),
             Self::FourGrouped => (0, 2 * TILE, 2 * SCALES_BYTES),
             Self::FiveGrouped => (1, 2 * TILE, 2 * SCALES_BYTES),
@@ -85,10 +89,32 @@ impl Layout {
         match self {
             Self::Nibbles => blocks * NIBBLE_BLOCK_BYTES,
             Self::Bytes => blocks * BYTE_BLOCK_BYTES + (blocks * SCALES_BYTES).next_multiple_of(TILE_ALIGNMENT),
-            Self::Floats => blocks * BLOCK * TILE * 4,
+            Self::F32 => blocks * BLOCK * TILE * 4,
+            Self::F16 | Self::BF16 => blocks * BLOCK * TILE * 2,
             Self::Five | Self::FourGrouped | Self::FiveGrouped | Self::SixGrouped => {
                 let Planes { weights, scales, group } = self.planes();
                 (blocks * (weights + scales) + blocks / GROUP_BLOCKS * group).next_multiple_of(TILE_ALIGNMENT)
+            }
+        }
+    }
+
+    /// Whether all floats of a tile are finite: of its weights, or of its scales and minima.
+    pub(super) fn is_finite(self, tile: &[u8], blocks: usize) -> bool {
+        const HALF: u32 = 0x7c00;
+        const BRAIN: u32 = 0x7f80;
+        match self {
+            Self::Nibbles => {
+                let blocks = tile.as_chunks::<NIBBLE_BLOCK_BYTES>().0;
+                blocks.iter().all(|block| exponents_below::<2>(&block[NIBBLES_BYTES..], HALF))
+            }
+            Self::Bytes => exponents_below::<2>(&tile[blocks * BYTE_BLOCK_BYTES..], HALF),
+            Self::F32 => exponents_below::<4>(tile, BRAIN << 16),
+            Self::F16 => exponents_below::<2>(tile, HALF),
+            Self::BF16 => exponents_below::<2>(tile, BRAIN),
+            Self::Five => exponents_below::<2>(&tile[blocks * self.planes().weights..], HALF),
+            Self::FourGrouped | Self::FiveGrouped | Self::SixGrouped => {
+                let Planes { weights, scales, .. } = self.planes();
+                exponents_below::<2>(&tile[blocks * (weights + scales)..], HALF)
             }
         }
     }
@@ -111,9 +137,14 @@ impl Layout {
                     scale * f32::from((byte ^ 0x80) as i8)
                 })
             }
-            Self::Floats => std::array::from_fn(|i| {
+            Self::F32 => std::array::from_fn(|i| {
                 let at = 4 * ((block * BLOCK + i) * TILE + lane);
                 f32::from_le_bytes([tile[at], tile[at + 1], tile[at + 2], tile[at + 3]])
+            }),
+            Self::F16 => std::array::from_fn(|i| half(2 * ((block * BLOCK + i) * TILE + lane))),
+            Self::BF16 => std::array::from_fn(|i| {
+                let at = 2 * ((block * BLOCK + i) * TILE + lane);
+                f32::from_le_bytes([0, 0, tile[at], tile[at + 1]])
             }),
             Self::Five | Self::FourGrouped | Self::FiveGrouped | Self::SixGrouped => {
                 let Planes { weights, scales, group } = self.planes();
@@ -141,6 +172,16 @@ impl Layout {
             }
         }
     }
+}
+
+/// Whether no little-endian float of `BYTES` has all bits of its exponent set, which are those of `mask`.
+fn exponents_below<const BYTES: usize>(floats: &[u8], mask: u32) -> bool {
+    let is_bad = |float: &[u8; BYTES]| {
+        let bits = float.iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte));
+        bits & mask == mask
+    };
+    // Without a branch, so that many are looked at together.
+    !floats.as_chunks::<BYTES>().0.iter().fold(false, |bad, float| bad | is_bad(float))
 }
 
 /// Weight `i` of a row in a block of nibbles and planes.
@@ -201,18 +242,20 @@ pub(super) fn pack_tile(source: &MatrixSource<'_>, tile: usize, to: &mut [u8]) {
                     }
                     scales[index * SCALES_BYTES + 2 * lane..][..2].copy_from_slice(&from[..2]);
                 }
-                Layout::Floats => {
-                    let mut weights = [0.0; BLOCK];
-                    kind.dequantise(from, &mut weights);
-                    for (i, weight) in weights.into_iter().enumerate() {
-                        to[4 * ((index * BLOCK + i) * TILE + lane)..][..4].copy_from_slice(&weight.to_le_bytes());
-                    }
-                }
+                Layout::F32 => pack_floats::<4>(from, index, lane, to),
+                Layout::F16 | Layout::BF16 => pack_floats::<2>(from, index, lane, to),
                 Layout::Five | Layout::FourGrouped | Layout::FiveGrouped | Layout::SixGrouped => {
                     pack_planes(kind, from, index, blocks, lane, to);
                 }
             }
         }
+    }
+}
+
+/// Floats of some bytes.
+fn pack_floats<const BYTES: usize>(from: &[u8], block: usize, lane: usize, to: &mut [u8]) {
+    for (i, weight) in from.as_chunks::<BYTES>().0.iter().enumerate() {
+        to[BYTES * ((block * BLOCK + i) * TILE + lane)..][..BYTES].copy_from_slice(weight);
     }
 }
 
@@ -226,7 +269,7 @@ fn pack_nibbles(kind: MatrixKind, from: &[u8], lane: usize, to: &mut [u8]) {
     scales[2 * lane..][..2].copy_from_slice(&head[..2]);
     let minimum = match kind {
         MatrixKind::Q4_1 => [head[2], head[3]],
-        // Times a power of two: exact, but for scales above 8,188, which no weights have.
+        // Times a power of two: exact, but for scales above 8,188, whose minimum is infinite and refused.
         _ => f16::from_f32(-8.0 * half_at(head, 0)).to_le_bytes(),
     };
     minima[2 * lane..][..2].copy_from_slice(&minimum);

@@ -2,17 +2,65 @@
 
 use crate::activations::{Activations, BLOCK, Block};
 use crate::matrix::TILE;
+use crate::product::prefetch;
 use crate::simd::Simd;
 
-/// Weights are f32 here, activations are the same `i8`: a block's sum is rounded as well, in ascending order.
 #[inline(always)]
-pub(super) fn floats<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activations, first: usize) -> [S::F; N] {
+pub(super) fn f32<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activations, first: usize) -> [S::F; N] {
+    floats::<S, N, { 4 * TILE }>(
+        simd,
+        tile,
+        input,
+        first,
+        #[inline(always)]
+        |weights| simd.load_f32_bytes(weights),
+    )
+}
+
+#[inline(always)]
+pub(super) fn f16<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activations, first: usize) -> [S::F; N] {
+    floats::<S, N, { 2 * TILE }>(
+        simd,
+        tile,
+        input,
+        first,
+        #[inline(always)]
+        |weights| simd.load_f16(weights),
+    )
+}
+
+#[inline(always)]
+pub(super) fn bf16<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activations, first: usize) -> [S::F; N] {
+    floats::<S, N, { 2 * TILE }>(
+        simd,
+        tile,
+        input,
+        first,
+        #[inline(always)]
+        |weights| simd.load_bf16(weights),
+    )
+}
+
+/// Activations are the same `i8` as everywhere, weights become f32 on the way in, exactly: a block's sum is rounded as
+/// well, in ascending order. `load` takes 16 weights of one column.
+#[inline(always)]
+fn floats<S: Simd, const N: usize, const COLUMN: usize>(
+    simd: S,
+    tile: &[u8],
+    input: &Activations,
+    first: usize,
+    load: impl Fn(&[u8; COLUMN]) -> S::F,
+) -> [S::F; N] {
     let rows: [&[Block]; N] = std::array::from_fn(|token| input.row(first + token));
     let mut sums = [simd.splat(0.0); N];
-    for (index, block) in tile.as_chunks::<{ 4 * BLOCK * TILE }>().0[..rows[0].len()].iter().enumerate() {
+    let columns = tile.as_chunks::<COLUMN>().0;
+    for (index, block) in columns.as_chunks::<BLOCK>().0[..rows[0].len()].iter().enumerate() {
+        if N <= 2 || first == 0 {
+            prefetch(simd, block.as_flattened());
+        }
         let mut dots = [simd.splat(0.0); N];
-        for (column, weights) in block.as_chunks::<{ 4 * TILE }>().0.iter().enumerate() {
-            let weights = simd.load_f32_bytes(weights);
+        for (column, weights) in block.iter().enumerate() {
+            let weights = load(weights);
             for token in 0..N {
                 let value = rows[token][index].quads[column / 4].to_le_bytes()[column % 4] as i8;
                 dots[token] = simd.fma(weights, simd.splat(f32::from(value)), dots[token]);

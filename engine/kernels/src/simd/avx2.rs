@@ -135,6 +135,15 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    fn load_bf16(self, from: &[u8; 2 * LANES]) -> Self::F {
+        // SAFETY: `self` proves the instructions; an array reference is readable, unaligned access is allowed.
+        unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().add(16).cast()));
+            Pair(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)))
+        }
+    }
+    #[inline(always)]
     fn load_u8(self, from: &[u8; LANES]) -> Self::F {
         // SAFETY: `self` proves the instructions; an array reference is readable, unaligned access is allowed.
         unsafe {

@@ -68,6 +68,14 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) }
     }
     #[inline(always)]
+    fn load_bf16(self, from: &[u8; 2 * LANES]) -> Self::F {
+        // SAFETY: `self` proves the instructions; an array reference is readable, unaligned access is allowed.
+        unsafe {
+            let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+        }
+    }
+    #[inline(always)]
     fn load_u8(self, from: &[u8; LANES]) -> Self::F {
         // SAFETY: `self` proves the instructions; an array reference is readable, unaligned access is allowed.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) }

@@ -173,6 +173,20 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         }
     }
     #[inline(always)]
+    fn load_bf16(self, from: &[u8; 2 * LANES]) -> Self::F {
+        // SAFETY: `self` proves the instructions; an array reference is readable up to its end.
+        unsafe {
+            let a = vreinterpretq_u16_u8(vld1q_u8(from.as_ptr()));
+            let b = vreinterpretq_u16_u8(vld1q_u8(from.as_ptr().add(16)));
+            [
+                vreinterpretq_f32_u32(vshll_n_u16::<16>(vget_low_u16(a))),
+                vreinterpretq_f32_u32(vshll_n_u16::<16>(vget_high_u16(a))),
+                vreinterpretq_f32_u32(vshll_n_u16::<16>(vget_low_u16(b))),
+                vreinterpretq_f32_u32(vshll_n_u16::<16>(vget_high_u16(b))),
+            ]
+        }
+    }
+    #[inline(always)]
     fn load_u8(self, from: &[u8; LANES]) -> Self::F {
         // SAFETY: `self` proves the instructions; an array reference is readable.
         unsafe { map(widen_u8(vld1q_u8(from.as_ptr())), |a| vcvtq_f32_u32(a)) }

@@ -42,6 +42,10 @@ impl Simd for Scalar {
         std::array::from_fn(|lane| f16::from_le_bytes([from[2 * lane], from[2 * lane + 1]]).to_f32())
     }
     #[inline(always)]
+    fn load_bf16(self, from: &[u8; 2 * LANES]) -> Self::F {
+        std::array::from_fn(|lane| f32::from_le_bytes([0, 0, from[2 * lane], from[2 * lane + 1]]))
+    }
+    #[inline(always)]
     fn load_u8(self, from: &[u8; LANES]) -> Self::F {
         from.map(f32::from)
     }
