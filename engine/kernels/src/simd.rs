@@ -39,6 +39,8 @@ pub(crate) trait Simd: Copy {
     const TOKENS_MAX: usize;
     /// Queries of attention computed at a time at most: 1, 2, 3 or 6.
     const QUERIES_MAX: usize;
+    /// Vectors of each of their outputs summed at a time at most: 1, 2 or 4.
+    const COLUMNS_MAX: usize;
 
     fn splat(self, value: f32) -> Self::F;
     fn load(self, from: &[f32; LANES]) -> Self::F;

@@ -184,9 +184,13 @@ fn add_values<S: Simd, const R: usize>(
     // Rows of a chunk may belong to different tokens: what all of them see first, then each its own rest.
     let common = (0..R).map(&visible).min().unwrap_or(0);
     let mut dim = 0;
-    while head_dim - dim >= 4 * LANES {
+    while S::COLUMNS_MAX >= 4 && head_dim - dim >= 4 * LANES {
         add_panel::<S, R, 4>(simd, values, head_dim, dim, weights, 0..common, outputs);
         dim += 4 * LANES;
+    }
+    while S::COLUMNS_MAX >= 2 && head_dim - dim >= 2 * LANES {
+        add_panel::<S, R, 2>(simd, values, head_dim, dim, weights, 0..common, outputs);
+        dim += 2 * LANES;
     }
     while head_dim - dim >= LANES {
         add_panel::<S, R, 1>(simd, values, head_dim, dim, weights, 0..common, outputs);

@@ -100,6 +100,7 @@ impl Simd for Avx2 {
 
     const TOKENS_MAX: usize = 4;
     const QUERIES_MAX: usize = 2;
+    const COLUMNS_MAX: usize = 4;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {

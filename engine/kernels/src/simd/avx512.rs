@@ -39,6 +39,7 @@ impl Simd for Avx512 {
 
     const TOKENS_MAX: usize = 8;
     const QUERIES_MAX: usize = 6;
+    const COLUMNS_MAX: usize = 4;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {

@@ -138,8 +138,11 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     type I = Quad<int32x4_t>;
     type B = Quad<uint8x16_t>;
 
-    const TOKENS_MAX: usize = 2;
+    // Of the 32 registers, the dot products of four tokens take 16 and the weights 8. The sums over blocks wait in memory
+    // meanwhile, which costs less than unpacking the weights for two tokens at a time would.
+    const TOKENS_MAX: usize = 4;
     const QUERIES_MAX: usize = 2;
+    const COLUMNS_MAX: usize = 2;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {

@@ -20,6 +20,7 @@ impl Simd for Scalar {
 
     const TOKENS_MAX: usize = 1;
     const QUERIES_MAX: usize = 1;
+    const COLUMNS_MAX: usize = 4;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
