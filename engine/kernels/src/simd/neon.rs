@@ -372,6 +372,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         self.dot(sum, a, b)
     }
 
+    #[expect(clippy::pointers_in_nomem_asm_block, reason = "a prefetch reads nothing that a program can see")]
     #[inline(always)]
     fn prefetch(self, address: *const u8) {
         // SAFETY: a prefetch never faults and changes nothing that a program can see.

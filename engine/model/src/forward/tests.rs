@@ -202,7 +202,7 @@ proptest! {
         model in 0..2usize,
         lengths in proptest::collection::vec(prop_oneof![1usize..40, Just(300), Just(523)], 1..5),
         threads in 1usize..4,
-        family in 0..3usize,
+        family in 0..KernelFamily::ALL.len(),
         choices in proptest::collection::vec(any::<u32>(), 64),
     ) {
         let (config, weights) = &models()[model];
