@@ -82,13 +82,16 @@ pub(crate) struct ActivationsWriter<'a> {
 
 impl ActivationsWriter<'_> {
     /// Quantises 32 values into a block: the scale is their largest magnitude / 127, each rounds to nearest, ties to
-    /// even. A block of zeros, or of values too small for a scale, becomes zeros.
+    /// even. A block of zeros, or of values too small for a scale, becomes zeros. A block with a value that is not finite
+    /// gets the scale NaN: what is computed from it is not a number either, instead of a number without that value.
     ///
     /// # Safety
     /// No other thread writes the same block.
     #[inline(always)]
     pub(crate) unsafe fn quantise<S: Simd>(&self, simd: S, token: usize, block: usize, low: S::F, high: S::F) {
-        let scale = simd.largest(simd.max(simd.abs(low), simd.abs(high))) / 127.0;
+        let zero = simd.splat(0.0);
+        let taint = simd.sum(simd.fma(low, zero, simd.mul(high, zero)));
+        let scale = simd.largest(simd.max(simd.abs(low), simd.abs(high))) / 127.0 + taint;
         let inverse = if scale > 0.0 && (1.0 / scale).is_finite() { 1.0 / scale } else { 0.0 };
         let low = simd.to_i32(simd.mul(low, simd.splat(inverse)));
         let high = simd.to_i32(simd.mul(high, simd.splat(inverse)));

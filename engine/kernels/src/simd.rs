@@ -152,7 +152,8 @@ pub(crate) fn exp<S: Simd>(simd: S, x: S::F) -> S::F {
     /// ln 2 in two parts: the first has few enough bits that its multiples by an exponent are exact.
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    let x = simd.max(simd.min(x, simd.splat(88.0)), simd.splat(-87.0));
+    // The bounds come first: of two that do not compare, min and max give the second, so NaN stays NaN.
+    let x = simd.max(simd.splat(-87.0), simd.min(simd.splat(88.0), x));
     // x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series, whose eighth term is below half a unit.
     let n = simd.round(simd.mul(x, simd.splat(std::f32::consts::LOG2_E)));
     let r = simd.fma(n, simd.splat(-LN_2_HIGH), x);

@@ -147,7 +147,8 @@ fn page_scores<S: Simd, const R: usize>(simd: S, keys: &[f32], queries: &[f32], 
     }
 }
 
-/// Turns the first `visible` scores into `e^(score - largest)`. What lies behind them is not looked at.
+/// Turns the first `visible` scores into `e^(score - largest)`. What lies behind them is not looked at. One score that is
+/// not finite makes the sum NaN, and with it the whole row.
 #[inline(always)]
 fn softmax<S: Simd>(simd: S, scores: &mut [f32; SEGMENT_TOKENS], visible: usize) -> Partial {
     let lowest = simd.splat(f32::NEG_INFINITY);
@@ -159,7 +160,10 @@ fn softmax<S: Simd>(simd: S, scores: &mut [f32; SEGMENT_TOKENS], visible: usize)
     let largest = simd.largest(largest);
     let mut sum = simd.splat(0.0);
     for (page, scores) in pages.iter_mut().enumerate() {
-        let weights = exp(simd, simd.sub(simd.load(scores), simd.splat(largest)));
+        let scores_here = simd.load(scores);
+        let weights = exp(simd, simd.sub(scores_here, simd.splat(largest)));
+        // Adds 0, or NaN: a score of minus infinity would count for nothing otherwise, and unnoticed.
+        let weights = simd.fma(scores_here, simd.splat(0.0), weights);
         let weights = simd.first(visible - page * LANES, weights, simd.splat(0.0));
         sum = simd.add(sum, weights);
         simd.store(weights, scores);
