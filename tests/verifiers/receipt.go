@@ -3,8 +3,8 @@
 //	go run receipt.go VERIFIER-KEY-FILE RECEIPT-FILE
 //
 // Debian packages: golang-go golang-golang-x-mod-dev (GO111MODULE=off GOPATH=/usr/share/gocode). Written apart from the
-// product, from the public formats. It shows that the sealed entry is in the signed log; the opened entry, the trace and
-// the salts beside it are not looked at. Exit status 0 when it is, 1 when it is not.
+// product, from the public formats. It shows that both entries are in the signed log and belong to one request, and which
+// model the opened one names; the trace and the salts are not looked at. Exit status 0 when it is so, 1 when it is not.
 package main
 
 import (
@@ -116,27 +116,148 @@ func parseReceipt(data []byte) (*receipt, error) {
 	return &receipt{extra, index, proof, checkpoint}, nil
 }
 
-// sealedEntry takes the first byte string of the extra data: CBOR array, version 1, entry.
-func sealedEntry(extra []byte) ([]byte, error) {
-	if len(extra) < 6 || extra[0]>>5 != 4 || extra[0]&31 >= 24 || extra[1] != 1 || extra[2]>>5 != 2 {
+// items reads deterministic CBOR (RFC 8949 section 4.2.1), item by item. The first error stays.
+type items struct {
+	data []byte
+	err  error
+}
+
+func (i *items) fail(reason string) {
+	if i.err == nil {
+		i.err = errors.New(reason)
+	}
+	i.data = nil
+}
+
+func (i *items) take(count uint64) []byte {
+	if count > uint64(len(i.data)) {
+		i.fail("CBOR is cut off")
+		return nil
+	}
+	taken := i.data[:count]
+	i.data = i.data[count:]
+	return taken
+}
+
+func (i *items) head(major byte) uint64 {
+	first := i.take(1)
+	if first == nil {
+		return 0
+	}
+	short := first[0] & 31
+	if first[0]>>5 != major || short > 27 {
+		i.fail("a CBOR item has another type or no definite length")
+		return 0
+	}
+	if short < 24 {
+		return uint64(short)
+	}
+	size := uint(1) << (short - 24)
+	var number uint64
+	for _, part := range i.take(uint64(size)) {
+		number = number<<8 | uint64(part)
+	}
+	least := uint64(24)
+	if size > 1 {
+		least = 1 << (4 * size)
+	}
+	if number < least {
+		i.fail("a CBOR number is not in its shortest form")
+	}
+	return number
+}
+
+func (i *items) uint() uint64  { return i.head(0) }
+func (i *items) bytes() []byte { return i.take(i.head(2)) }
+
+func (i *items) bytesOrNull() []byte {
+	if len(i.data) > 0 && i.data[0] == 0xf6 {
+		i.take(1)
+		return nil
+	}
+	return i.bytes()
+}
+
+type extra struct {
+	sealed, opened []byte
+	openedIndex    int64
+	openedProof    tlog.RecordProof
+}
+
+// parseExtra steps over the salts and the trace.
+func parseExtra(data []byte) (*extra, error) {
+	read := items{data: data}
+	if read.head(4) != 7 || read.uint() != 1 {
 		return nil, errors.New("unknown extra data")
 	}
-	length, offset, shortest := int(extra[2]&31), 3, true
-	switch {
-	case length < 24:
-	case length == 24:
-		length, offset = int(extra[3]), 4
-		shortest = length >= 24
-	case length == 25:
-		length, offset = int(extra[3])<<8|int(extra[4]), 5
-		shortest = length >= 256
-	default:
-		return nil, errors.New("the entry is too long")
+	parsed := extra{sealed: read.bytes(), opened: read.bytes(), openedIndex: int64(read.uint())}
+	proof := read.bytes()
+	if read.err != nil {
+		return nil, read.err
 	}
-	if !shortest || len(extra) < offset+length {
-		return nil, errors.New("the entry is cut off or its length is not in its shortest form")
+	if len(proof)%tlog.HashSize != 0 || len(proof) > proofHashesMax*tlog.HashSize || parsed.openedIndex < 0 {
+		return nil, errors.New("the second proof is malformed")
 	}
-	return extra[offset : offset+length], nil
+	for ; len(proof) > 0; proof = proof[tlog.HashSize:] {
+		var hash tlog.Hash
+		copy(hash[:], proof)
+		parsed.openedProof = append(parsed.openedProof, hash)
+	}
+	return &parsed, nil
+}
+
+// entryHead reads what every entry has and leaves the reader behind it.
+func entryHead(data []byte) (read *items, fields, version, kind uint64, uuid []byte) {
+	read = &items{data: data}
+	fields, version, kind, uuid = read.head(4), read.uint(), read.uint(), read.bytes()
+	if version != 1 && version != 2 {
+		read.fail(fmt.Sprintf("entry version %d is not known", version))
+	}
+	read.bytes()
+	read.bytes()
+	read.uint()
+	read.uint()
+	read.bytesOrNull()
+	read.uint()
+	read.bytes()
+	return
+}
+
+// openedFacts says what the opened entry says of the model, and that the two entries belong together.
+func openedFacts(parsed *extra) (string, error) {
+	read, fields, version, kind, uuid := entryHead(parsed.opened)
+	read.uint()
+	for part := 0; part < 4; part++ {
+		read.bytes()
+	}
+	model := read.bytes()
+	fingerprint := "none"
+	if version == 2 {
+		digest := read.bytes()
+		if len(digest) != sha256.Size {
+			read.fail("a digest has another length")
+		}
+		fingerprint = fmt.Sprintf("%x", digest)
+	}
+	read.bytes()
+	read.uint()
+	read.uint()
+	if read.err != nil {
+		return "", read.err
+	}
+	if kind != 1 || fields != 18+version || len(read.data) > 0 || len(model) != sha256.Size {
+		return "", errors.New("the second entry is not an opened one")
+	}
+	sealed, _, _, sealedKind, _ := entryHead(parsed.sealed)
+	request, index, leaf := sealed.bytes(), sealed.uint(), sealed.bytes()
+	opened := tlog.RecordHash(parsed.opened)
+	if sealed.err != nil || sealedKind != 2 {
+		return "", errors.New("the first entry is not a sealed one")
+	}
+	if !bytes.Equal(request, uuid) || index != uint64(parsed.openedIndex) || !bytes.Equal(leaf, opened[:]) {
+		return "", errors.New("the entries belong to different requests")
+	}
+	return fmt.Sprintf("model=%x fingerprint=%s", model, fingerprint), nil
 }
 
 // openCheckpoint checks the log's signature and returns origin and tree.
@@ -180,10 +301,11 @@ func check(keyPath, receiptPath string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	entry, err := sealedEntry(parsed.extra)
+	entries, err := parseExtra(parsed.extra)
 	if err != nil {
 		return "", err
 	}
+	entry := entries.sealed
 	origin, tree, err := openCheckpoint(parsed.checkpoint, verifier)
 	if err != nil {
 		return "", fmt.Errorf("checkpoint: %v", err)
@@ -191,8 +313,16 @@ func check(keyPath, receiptPath string) (string, error) {
 	if err := tlog.CheckRecord(parsed.proof, tree.N, tree.Hash, parsed.index, tlog.RecordHash(entry)); err != nil {
 		return "", fmt.Errorf("inclusion: %v", err)
 	}
+	opened := tlog.RecordHash(entries.opened)
+	if err := tlog.CheckRecord(entries.openedProof, tree.N, tree.Hash, entries.openedIndex, opened); err != nil {
+		return "", fmt.Errorf("inclusion of the opened entry: %v", err)
+	}
+	facts, err := openedFacts(entries)
+	if err != nil {
+		return "", err
+	}
 	sum := sha256.Sum256(entry)
-	return fmt.Sprintf("origin=%s size=%d index=%d entry-sha256=%x", origin, tree.N, parsed.index, sum), nil
+	return fmt.Sprintf("origin=%s size=%d index=%d entry-sha256=%x %s", origin, tree.N, parsed.index, sum, facts), nil
 }
 
 func main() {

@@ -4,8 +4,9 @@
 Usage: receipt.py VERIFIER-KEY-FILE RECEIPT-FILE
 
 Written apart from the product, from the public formats: C2SP signed-note, tlog-checkpoint and tlog-proof, RFC 9162
-section 2.1.3.2, and docs/log-format.md for the extra line. It shows that the sealed entry is in the signed log; the
-opened entry, the trace and the salts beside it are not looked at. Exit status 0 when it is, 1 when it is not.
+section 2.1.3.2, and docs/log-format.md for the extra line and the entries. It shows that both entries are in the signed
+log and belong to one request, and which model the opened one names; the trace and the salts are not looked at. Exit status 0
+when it is so, 1 when it is not.
 """
 
 import base64
@@ -85,21 +86,80 @@ def parse_receipt(text):
     return extra, index, hashes, checkpoint
 
 
-def sealed_entry(extra):
-    """The first byte string of the extra data: CBOR array, version 1, entry."""
-    require(len(extra) > 3 and extra[0] >> 5 == 4 and extra[0] & 31 < 24 and extra[1] == 1, "unknown extra data")
-    require(extra[2] >> 5 == 2, "the extra data does not begin with an entry")
-    length, offset = extra[2] & 31, 3
-    if length == 24:
-        length, offset = extra[3], 4
-        require(length >= 24, "a length is not in its shortest form")
-    elif length == 25:
-        length, offset = int.from_bytes(extra[3:5], "big"), 5
-        require(length >= 256, "a length is not in its shortest form")
-    else:
-        require(length < 24, "the entry is too long")
-    require(len(extra) >= offset + length, "the entry is cut off")
-    return extra[offset : offset + length]
+class Items:
+    """Deterministic CBOR (RFC 8949 section 4.2.1), item by item: what the format has, and nothing else."""
+
+    def __init__(self, data):
+        self.data, self.at = data, 0
+
+    def take(self, count):
+        require(count <= len(self.data) - self.at, "CBOR is cut off")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def head(self, major):
+        first = self.take(1)[0]
+        require(first >> 5 == major, "a CBOR item has another type")
+        short = first & 31
+        if short < 24:
+            return short
+        require(short <= 27, "a CBOR item has no definite length")
+        size = 1 << (short - 24)
+        number = int.from_bytes(self.take(size), "big")
+        require(number >= (24 if size == 1 else 1 << (4 * size)), "a CBOR number is not in its shortest form")
+        return number
+
+    def uint(self):
+        return self.head(0)
+
+    def bytes_(self):
+        return self.take(self.head(2))
+
+    def null_or(self, read):
+        if self.at < len(self.data) and self.data[self.at] == 0xF6:
+            self.at += 1
+            return None
+        return read()
+
+    def end(self):
+        require(self.at == len(self.data), "bytes after the end of CBOR")
+
+
+def parse_extra(extra):
+    """Sealed entry, opened entry, index and proof of the opened one. The salts and the trace are stepped over."""
+    items = Items(extra)
+    require(items.head(4) == 7 and items.uint() == 1, "unknown extra data")
+    sealed, opened, opened_index, proof = items.bytes_(), items.bytes_(), items.uint(), items.bytes_()
+    require(len(proof) % 32 == 0 and len(proof) <= 32 * PROOF_HASHES_MAX, "the second proof is malformed")
+    return sealed, opened, opened_index, [proof[at : at + 32] for at in range(0, len(proof), 32)]
+
+
+def parse_entry(entry):
+    """Version, kind, uuid and what follows the head."""
+    items = Items(entry)
+    fields, version, kind, uuid = items.head(4), items.uint(), items.uint(), items.bytes_()
+    require(version in (1, 2), f"entry version {version} is not known")
+    items.bytes_(), items.bytes_(), items.uint(), items.uint(), items.null_or(items.bytes_), items.uint(), items.bytes_()
+    return fields, version, kind, uuid, items
+
+
+def opened_facts(opened, opened_index, sealed):
+    """What the opened entry says of the model: digest of its file and fingerprint. The two entries belong together."""
+    fields, version, kind, uuid, items = parse_entry(opened)
+    require(kind == 1 and fields == 18 + version, "the second entry is not an opened one")
+    items.uint()
+    for _ in range(4):
+        items.bytes_()
+    model = items.bytes_()
+    fingerprint = items.bytes_() if version == 2 else None
+    items.bytes_(), items.uint(), items.uint()
+    items.end()
+    require(len(model) == 32 and (fingerprint is None or len(fingerprint) == 32), "a digest has another length")
+    _, _, kind, _, items = parse_entry(sealed)
+    require(kind == 2, "the first entry is not a sealed one")
+    require(items.bytes_() == uuid and items.uint() == opened_index, "the entries belong to different requests")
+    require(items.bytes_() == hashlib.sha256(b"\x00" + opened).digest(), "the entries belong to different requests")
+    return model.hex(), fingerprint.hex() if fingerprint else "none"
 
 
 def verify_signature(public_key, message, signature):
@@ -168,16 +228,19 @@ def main(arguments):
         key = parse_key(read_file(arguments[1], KEY_BYTES_MAX).decode())
         receipt = read_file(arguments[2], RECEIPT_BYTES_MAX).decode()
         extra, index, hashes, note = parse_receipt(receipt)
-        entry = sealed_entry(extra)
+        entry, opened, opened_index, opened_hashes = parse_extra(extra)
         origin, size, root = open_checkpoint(note, key)
         verify_inclusion(entry, index, size, hashes, root)
+        verify_inclusion(opened, opened_index, size, opened_hashes, root)
+        model, fingerprint = opened_facts(opened, opened_index, entry)
     except UnicodeDecodeError:
         print("REFUSED: not text")
         return 1
     except Refused as refused:
         print(f"REFUSED: {refused}")
         return 1
-    print(f"OK origin={origin} size={size} index={index} entry-sha256={hashlib.sha256(entry).hexdigest()}")
+    digest = hashlib.sha256(entry).hexdigest()
+    print(f"OK origin={origin} size={size} index={index} entry-sha256={digest} model={model} fingerprint={fingerprint}")
     return 0
 
 

@@ -43,7 +43,12 @@ fn tell(line: std::fmt::Arguments<'_>) {
 async fn write(log: AuditLog, task: u32, run: u64, requests: u64, told: bool) {
     for number in 0..requests {
         let permit = permit(task, run, number);
-        let facts = RequestFacts { body: b"{\"prompt\":\"yes\"}", model: Digest([1; 32]), stream: true };
+        let facts = RequestFacts {
+            body: b"{\"prompt\":\"yes\"}",
+            model: Digest([1; 32]),
+            fingerprint: Digest([3; 32]),
+            stream: true,
+        };
         let mut entry = log.open_request(&permit, facts).await.unwrap();
         if told {
             tell(format_args!("opened {} {}", permit.principal().name(), permit.request()));

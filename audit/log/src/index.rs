@@ -49,7 +49,7 @@ impl Index {
                     record.trace = trace;
                 }
             }
-            Body::Genesis { .. } | Body::Incident(_) | Body::Recovered { .. } | Body::Heartbeat => {}
+            Body::Genesis { .. } | Body::Incident(_) | Body::Fault(_) | Body::Recovered { .. } | Body::Heartbeat => {}
         }
     }
 

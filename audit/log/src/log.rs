@@ -35,6 +35,8 @@ pub struct RequestFacts<'a> {
     pub body: &'a [u8],
     /// Digest of the model file.
     pub model: Digest,
+    /// Digest of all that decides the answer's bits.
+    pub fingerprint: Digest,
     /// Whether the response is a stream.
     pub stream: bool,
 }
@@ -263,6 +265,7 @@ impl AuditLog {
             rules: permit.decision().rules,
             determining: determining_digest(permit.decision().determining.iter().map(|name| &**name)),
             model: facts.model,
+            fingerprint: Some(facts.fingerprint),
             build: shared.build,
             stream: facts.stream,
         };

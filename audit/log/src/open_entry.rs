@@ -6,8 +6,8 @@ use crate::queue::{Queued, Reply};
 use crate::sequence::{Draft, Placed};
 use crate::{AppendError, IncidentId};
 use audit_provenance::{
-    Body, ChunkChain, ChunkRuns, Commitment, Coverage, Field, Gate, Incident, IncidentClass, Openings, Released,
-    SealReason, Sealing, TenantRef, Trace, Violation,
+    Body, ChunkChain, ChunkRuns, Commitment, Coverage, EngineFault, EngineFaultClass, Field, Gate, Incident,
+    IncidentClass, Openings, Released, SealReason, Sealing, TenantRef, Trace, Violation,
 };
 use policies_domain::{Digest, Label, PageId, Permit, RequestId, Step, TenantId};
 use std::sync::Arc;
@@ -55,6 +55,7 @@ pub struct OpenEntry {
     runs: ChunkRuns,
     response: Commitment,
     bytes_sent: u64,
+    engine_fault: Option<EngineFaultClass>,
     /// Place of the opened entry; gone once the last entries are made.
     opened: Option<(u64, Digest)>,
 }
@@ -88,6 +89,7 @@ impl OpenEntry {
             runs: ChunkRuns::default(),
             response: Commitment::new(Field::Response, &openings.response),
             bytes_sent: 0,
+            engine_fault: None,
             opened: None,
         }
     }
@@ -114,6 +116,11 @@ impl OpenEntry {
     /// Notes a violation that the engine reported.
     pub fn fault(&mut self, violation: Violation) {
         self.gate.close(violation);
+    }
+
+    /// Notes that the engine failed, without an isolation fault. The request gets a fault entry and ends as an error.
+    pub fn engine_fault(&mut self, class: EngineFaultClass) {
+        self.engine_fault = Some(class);
     }
 
     /// Adds a payload that goes out: an SSE event's data or a whole body, framing excluded.
@@ -167,7 +174,7 @@ impl OpenEntry {
         Outcome { reason, prompt_tokens: 0, completion_tokens, queued_us: 0, prefill_us: 0, decode_us: 0 }
     }
 
-    /// Makes the incident, if there is one, and the sealed entry; only the first call does.
+    /// Makes the incident and the fault, if there are any, and the sealed entry; only the first call does.
     fn last_entries(&mut self, outcome: &Outcome) -> Result<Option<LastEntries>, AppendError> {
         let Some((opened_index, opened_leaf)) = self.opened.take() else { return Ok(None) };
         let no_random = |_| crate::queue::failed("no random bytes");
@@ -187,11 +194,30 @@ impl OpenEntry {
             None => None,
         };
         let trace = Trace::new(self.gate.records(), self.label, std::mem::take(&mut self.runs).into_runs()).encode();
-        let reason = match (&violation, outcome.reason) {
-            (Some(_), _) => SealReason::Isolation,
+        let fault = self.engine_fault.map(|class| EngineFault {
+            class,
+            steps: self.gate.steps().into(),
+            bytes_released: self.bytes_sent,
+            request: self.request,
+            opened_index,
+            opened_leaf,
+        });
+        let fault = match fault {
+            Some(fault) => Some(Draft {
+                uuid: *random().map_err(no_random)?,
+                tenant: Some(self.tenant),
+                body: Body::Fault(fault),
+                trace: None,
+            }),
+            None => None,
+        };
+        let reason = match (&violation, &fault, outcome.reason) {
+            (Some(_), ..) => SealReason::Isolation,
+            // A failed answer is not passed off as a finished one, nor as its client's doing.
+            (None, Some(_), _) => SealReason::Error,
             // Nobody may claim an incident that is not in the log.
-            (None, SealReason::Isolation) => SealReason::Aborted,
-            (None, reason) => reason,
+            (None, None, SealReason::Isolation) => SealReason::Aborted,
+            (None, None, reason) => reason,
         };
         let sealing = Sealing {
             request: self.request,
@@ -217,8 +243,8 @@ impl OpenEntry {
             body: Body::Sealed(sealing),
             trace: Some(trace),
         };
-        let (id, draft) = incident.unzip();
-        Ok(Some(LastEntries { incident: id, drafts: draft.into_iter().chain([sealed]).collect() }))
+        let (id, incident) = incident.unzip();
+        Ok(Some(LastEntries { incident: id, drafts: incident.into_iter().chain(fault).chain([sealed]).collect() }))
     }
 
     fn incident(&self, violation: &Violation, id: [u8; 16], opened_index: u64, opened_leaf: Digest) -> Incident {
@@ -256,7 +282,7 @@ fn tenant_of(label: Label) -> Option<TenantId> {
     label.bits().checked_sub(1).and_then(TenantId::new)
 }
 
-/// The entries that end a request, the incident first.
+/// The entries that end a request, the sealed one last.
 struct LastEntries {
     incident: Option<IncidentId>,
     drafts: Vec<Draft>,

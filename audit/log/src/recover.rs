@@ -15,7 +15,7 @@ use crate::sequence::{BATCH_MAX, Commit, Draft, Sequencer, TenantHead};
 use crate::slot::Slot;
 use crate::storage::Storage;
 use crate::trace_file::recover_traces;
-use audit_provenance::{Body, Coverage, Entry, PageCounts, SealReason, Sealing, TenantRef, schema_digest};
+use audit_provenance::{Body, Coverage, Entry, EntryVersion, PageCounts, SealReason, Sealing, TenantRef};
 use audit_tlog::{CHECKPOINT_BYTES_MAX, Checkpoint, Edge, TILE_WIDTH, encode_bundle};
 use policies_domain::{Digest, RequestId};
 use std::collections::HashMap;
@@ -106,7 +106,7 @@ fn first_drafts(scan: &Scan, keys: &Keys, committed: u64) -> Result<Vec<Draft>, 
     if committed == 0 {
         drafts.push(Draft::untenanted(Body::Genesis {
             origin: keys.signer().name().to_owned(),
-            schema: Some(schema_digest()),
+            schema: Some(EntryVersion::CURRENT.schema_digest()),
             previous_checkpoint: None,
             verifier_key: keys.verifier_key().to_string(),
         })?);

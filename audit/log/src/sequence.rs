@@ -7,7 +7,7 @@ use crate::keys::{Keys, random};
 use crate::segment::{SegmentWriter, TracePlace, encode_frame, next_frame};
 use crate::slot::Slot;
 use crate::storage::{Storage, StoredFile};
-use audit_provenance::{Body, Entry, Head, TenantLink, TenantRef};
+use audit_provenance::{Body, Entry, EntryVersion, Head, TenantLink, TenantRef};
 use audit_tlog::{Checkpoint, Edge, Hash, leaf_hash};
 use policies_domain::Digest;
 use std::collections::HashMap;
@@ -130,6 +130,7 @@ impl Sequencer {
             TenantLink { tenant, number: head.next, previous: head.leaf }
         });
         let head = Head {
+            version: EntryVersion::CURRENT,
             uuid: draft.uuid,
             blind: *random()?,
             boot: self.boot,

@@ -4,11 +4,16 @@
 
 mod story;
 
-use audit_log::{AppendError, AuditLog, LogFault, OpenLogError, ReceiptError, Storage as _};
+use audit_log::{
+    AppendError, AuditLog, EngineFaultClass, LogFault, OpenLogError, Outcome, ReceiptError, SealReason, Storage as _,
+};
+use audit_provenance::Body;
 use policies_domain::RequestId;
 use std::sync::Arc;
 use story::memory::{Kind, MemoryDisk, TestClock};
-use story::{START_US, Told, check_told, config, facts, history, open, outcome, permit, principal, published, run};
+use story::{
+    START_US, Told, check_told, config, entries, facts, history, open, outcome, permit, principal, published, run, step,
+};
 
 async fn one_fault(call: usize, kind: Kind, power_lost: bool) -> Option<String> {
     let disk = MemoryDisk::default();
@@ -201,6 +206,43 @@ async fn a_full_queue_refuses_new_requests_and_takes_what_is_owed() {
     let log = AuditLog::open_on(&config, Arc::new(disk), Arc::new(TestClock::at(START_US))).unwrap();
     let refused = log.open_request(&permit(&principal(1, "acme"), 1), facts()).await.unwrap_err();
     assert!(matches!(refused, AppendError::Busy { retry_after_ms } if retry_after_ms > 0));
+}
+
+#[tokio::test]
+async fn what_the_engine_failed_has_a_fault_entry_and_ends_as_an_error() {
+    let disk = MemoryDisk::default();
+    let log = open(&disk, START_US).unwrap();
+    let acme = principal(1, "acme");
+    // Whatever its gateway claims, and also when its client leaves at that moment.
+    for (request, ending) in [(1, Some(SealReason::Error)), (2, Some(SealReason::Stop)), (3, None)] {
+        let of_acme = permit(&acme, request);
+        let mut entry = log.open_request(&of_acme, facts()).await.unwrap();
+        let released = entry.check(step(&of_acme, 0, of_acme.label())).unwrap();
+        entry.sent(b"payload", &released);
+        entry.engine_fault(EngineFaultClass::NotANumber);
+        match ending {
+            Some(reason) => drop(entry.seal(Outcome { reason, ..outcome() }).await.unwrap()),
+            None => drop(entry),
+        }
+    }
+    log.shutdown();
+    let entries = entries(&disk);
+    for request in 1..=3 {
+        let request = RequestId::from_bytes([request; 16]);
+        let of_request: Vec<&Body> = entries
+            .iter()
+            .map(|entry| &entry.body)
+            .filter(|body| match body {
+                Body::Fault(fault) => fault.request == request,
+                Body::Sealed(sealed) => sealed.request == request,
+                _ => false,
+            })
+            .collect();
+        let [Body::Fault(fault), Body::Sealed(sealed)] = of_request[..] else { panic!("{of_request:?}") };
+        assert_eq!((fault.class, fault.steps, fault.bytes_released), (EngineFaultClass::NotANumber, 1, 7));
+        assert_eq!((fault.opened_index, fault.opened_leaf), (sealed.opened_index, sealed.opened_leaf));
+        assert_eq!(sealed.reason, SealReason::Error);
+    }
 }
 
 #[tokio::test]

@@ -1,18 +1,50 @@
 //! Entries of the log, as bytes. `entry.cddl` beside this file is the format; its digest is in the first entry.
 
 use crate::cbor::{DecodeError, Reader, Writer};
+use crate::fault::{EngineFault, Incident};
 use crate::gate::PageCounts;
 use policies_domain::{Digest, RequestId};
 use sha2::{Digest as _, Sha256};
 
 /// The format in the concise data definition language (RFC 8610).
 pub const SCHEMA: &str = include_str!("entry.cddl");
-/// The version that this program writes and reads.
-pub const ENTRY_VERSION: u64 = 1;
 /// Longest entry.
 pub const ENTRY_BYTES_MAX: usize = 4_096;
 /// Longest origin and verifier key line of a genesis entry.
 const TEXT_BYTES_MAX: usize = 512;
+
+/// The format that an entry is written in. Both are read; only [`EntryVersion::CURRENT`] is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum EntryVersion {
+    /// Without the model's fingerprint and without [`Body::Fault`].
+    V1 = 1,
+    /// As `entry.cddl` has it.
+    V2 = 2,
+}
+
+impl EntryVersion {
+    /// The one that is written.
+    pub const CURRENT: Self = Self::V2;
+
+    fn from_number(number: u64) -> Option<Self> {
+        [Self::V1, Self::V2].into_iter().find(|version| *version as u64 == number)
+    }
+
+    /// Digest of the format's text, as the genesis entry of a log in this version holds it.
+    #[must_use]
+    pub fn schema_digest(self) -> Digest {
+        match self {
+            Self::V1 => Digest(SCHEMA_V1),
+            Self::V2 => Digest(Sha256::digest(SCHEMA).into()),
+        }
+    }
+}
+
+/// SHA-256 of the text of version 1: eb261863..., the last that held `version: 1`.
+const SCHEMA_V1: [u8; 32] = [
+    0xeb, 0x26, 0x18, 0x63, 0x66, 0xbc, 0x5e, 0x3c, 0xd1, 0x4f, 0xce, 0xc0, 0x2b, 0xd7, 0x63, 0x03, 0x07, 0x77, 0x14,
+    0x04, 0x2e, 0x85, 0x46, 0x60, 0x16, 0x13, 0x65, 0x3a, 0x8c, 0x5c, 0x85, 0x3c,
+];
 
 /// A tenant as the log names it: a keyed hash of its name. Who holds the key can map it back.
 pub type TenantRef = [u8; 16];
@@ -29,6 +61,8 @@ pub struct Entry {
 /// What every entry has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
+    /// The format that the entry is written in.
+    pub version: EntryVersion,
     /// The entry's id; the request's id for an opened entry.
     pub uuid: [u8; 16],
     /// Fresh random bytes: a leaf hash tells nothing of its entry.
@@ -61,7 +95,7 @@ pub enum Body {
     Genesis {
         /// The log's name.
         origin: String,
-        /// Digest of [`SCHEMA`].
+        /// [`EntryVersion::schema_digest`] of the entry's version.
         schema: Option<Digest>,
         /// Digest of the last checkpoint of the log that this one continues.
         previous_checkpoint: Option<Digest>,
@@ -74,6 +108,8 @@ pub enum Body {
     Sealed(Sealing),
     /// An isolation fault.
     Incident(Incident),
+    /// The engine failed a request without an isolation fault.
+    Fault(EngineFault),
     /// What a start had to discard.
     Recovered {
         /// Whole entries that were never acknowledged.
@@ -100,6 +136,8 @@ pub struct Opened {
     pub determining: Digest,
     /// Digest of the model file.
     pub model: Digest,
+    /// Digest of all that decides the answer's bits; `None` in entries of version 1 and in no others.
+    pub fingerprint: Option<Digest>,
     /// Digest of the program that computes and serves.
     pub build: Digest,
     /// Whether the response is a stream.
@@ -196,65 +234,6 @@ impl Coverage {
     }
 }
 
-/// An isolation fault, detected.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Incident {
-    /// The incident's id.
-    pub incident: [u8; 16],
-    /// What kind of fault.
-    pub class: IncidentClass,
-    /// Payload bytes that had left before it was noticed.
-    pub bytes_released: u64,
-    /// The step that showed it.
-    pub step: Option<u32>,
-    /// The page concerned.
-    pub page: Option<u32>,
-    /// The life of the page.
-    pub generation: Option<u32>,
-    /// The request that was stopped.
-    pub request: RequestId,
-    /// Index of its opened entry.
-    pub opened_index: u64,
-    /// Leaf hash of its opened entry.
-    pub opened_leaf: Digest,
-    /// The tenant whose page it was, where that is known.
-    pub victim: Option<TenantRef>,
-}
-
-impl Incident {
-    /// A foreign page after bytes had left is the worst that can happen; anything else was stopped in time.
-    fn severity(&self) -> u64 {
-        if self.bytes_released > 0 { 3 } else { 2 }
-    }
-
-    /// Numbered alike in `stage` (pre-release, at-release) and `action` (blocked, truncated).
-    fn after_release(&self) -> u64 {
-        u64::from(self.bytes_released > 0)
-    }
-}
-
-/// Kinds of isolation faults.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum IncidentClass {
-    /// Another tenant's page was read.
-    ForeignPage = 0,
-    /// A page that nobody may read was read.
-    UnlabelledPage = 1,
-    /// A page was read in two lives.
-    Generation = 2,
-    /// A kernel found another tag in a page.
-    Tag = 3,
-    /// A step was missing or out of order.
-    StepGap = 4,
-    /// A step belonged to another request.
-    RequestMismatch = 5,
-}
-
-impl IncidentClass {
-    const ALL: [Self; 6] =
-        [Self::ForeignPage, Self::UnlabelledPage, Self::Generation, Self::Tag, Self::StepGap, Self::RequestMismatch];
-}
-
 /// Digest of the names of determining rules: SHA-256 over each name's length in 32 bits, big-endian, and its bytes.
 #[must_use]
 pub fn determining_digest<'a>(names: impl IntoIterator<Item = &'a str>) -> Digest {
@@ -267,12 +246,6 @@ pub fn determining_digest<'a>(names: impl IntoIterator<Item = &'a str>) -> Diges
     Digest(hash.finalize().into())
 }
 
-/// Digest of [`SCHEMA`].
-#[must_use]
-pub fn schema_digest() -> Digest {
-    Digest(Sha256::digest(SCHEMA).into())
-}
-
 const HEAD_FIELDS: u64 = 10;
 
 impl Body {
@@ -282,6 +255,7 @@ impl Body {
             Self::Opened(_) => 1,
             Self::Sealed(_) => 2,
             Self::Incident(_) => 5,
+            Self::Fault(_) => 6,
             Self::Recovered { .. } => 8,
             Self::Heartbeat => 11,
         }
@@ -295,6 +269,7 @@ impl Body {
             Self::Opened(_) => "opened",
             Self::Sealed(_) => "sealed",
             Self::Incident(_) => "incident",
+            Self::Fault(_) => "fault",
             Self::Recovered { .. } => "recovered",
             Self::Heartbeat => "heartbeat",
         }
@@ -303,9 +278,10 @@ impl Body {
     fn fields(&self) -> u64 {
         match self {
             Self::Genesis { .. } => 4,
-            Self::Opened(_) => 9,
+            Self::Opened(opened) => 9 + u64::from(opened.fingerprint.is_some()),
             Self::Sealed(_) => 18,
             Self::Incident(_) => 16,
+            Self::Fault(_) => 6,
             Self::Recovered { .. } => 3,
             Self::Heartbeat => 0,
         }
@@ -322,7 +298,11 @@ impl Body {
             Self::Opened(opened) => {
                 writer.uint(opened.epoch).bytes(&opened.request).bytes(&opened.tenant_name);
                 writer.bytes(&opened.rules.0).bytes(&opened.determining.0);
-                writer.bytes(&opened.model.0).bytes(&opened.build.0).uint(opened.stream.into()).uint(0);
+                writer.bytes(&opened.model.0);
+                if let Some(fingerprint) = &opened.fingerprint {
+                    writer.bytes(&fingerprint.0);
+                }
+                writer.bytes(&opened.build.0).uint(opened.stream.into()).uint(0);
             }
             Self::Sealed(sealed) => {
                 writer.bytes(&sealed.request.bytes()).uint(sealed.opened_index).bytes(&sealed.opened_leaf.0);
@@ -336,22 +316,8 @@ impl Body {
                 writer.uint(sealed.queued_us).uint(sealed.prefill_us).uint(sealed.decode_us);
                 writer.uint(sealed.coverage.bits());
             }
-            Self::Incident(incident) => {
-                let number = |writer: &mut Writer, number: Option<u32>| {
-                    match number {
-                        Some(number) => writer.uint(number.into()),
-                        None => writer.null(),
-                    };
-                };
-                writer.bytes(&incident.incident).uint(0).null().uint(0).uint(incident.class as u64);
-                writer.uint(incident.severity()).uint(incident.after_release()).uint(incident.bytes_released);
-                number(writer, incident.step);
-                number(writer, incident.page);
-                number(writer, incident.generation);
-                writer.bytes(&incident.request.bytes()).uint(incident.opened_index).bytes(&incident.opened_leaf.0);
-                writer.bytes_or_null(incident.victim.as_ref().map(<[u8; 16]>::as_slice));
-                writer.uint(incident.after_release());
-            }
+            Self::Incident(incident) => incident.encode(writer),
+            Self::Fault(fault) => fault.encode(writer),
             Self::Recovered { entries_discarded, bytes_discarded } => {
                 writer.uint(0).uint(*entries_discarded).uint(*bytes_discarded);
             }
@@ -359,7 +325,7 @@ impl Body {
         }
     }
 
-    fn decode(kind: u64, reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+    fn decode(version: EntryVersion, kind: u64, reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
         Ok(match kind {
             0 => Self::Genesis {
                 origin: short_text(reader, "origin")?,
@@ -367,9 +333,10 @@ impl Body {
                 previous_checkpoint: digest_or_null(reader, "previous checkpoint")?,
                 verifier_key: short_text(reader, "verifier key")?,
             },
-            1 => Self::Opened(decode_opened(reader)?),
+            1 => Self::Opened(decode_opened(version, reader)?),
             2 => Self::Sealed(decode_sealed(reader)?),
-            5 => Self::Incident(decode_incident(reader)?),
+            5 => Self::Incident(Incident::decode(reader)?),
+            6 if version >= EntryVersion::V2 => Self::Fault(EngineFault::decode(reader)?),
             8 => {
                 exactly(reader, 0, "code")?;
                 Self::Recovered { entries_discarded: reader.uint()?, bytes_discarded: reader.uint()? }
@@ -380,7 +347,7 @@ impl Body {
     }
 }
 
-fn decode_opened(reader: &mut Reader<'_>) -> Result<Opened, DecodeError> {
+fn decode_opened(version: EntryVersion, reader: &mut Reader<'_>) -> Result<Opened, DecodeError> {
     let opened = Opened {
         epoch: reader.uint()?,
         request: reader.fixed("request")?,
@@ -388,6 +355,10 @@ fn decode_opened(reader: &mut Reader<'_>) -> Result<Opened, DecodeError> {
         rules: Digest(reader.fixed("rules")?),
         determining: Digest(reader.fixed("determining")?),
         model: Digest(reader.fixed("model")?),
+        fingerprint: match version {
+            EntryVersion::V1 => None,
+            EntryVersion::V2 => Some(Digest(reader.fixed("fingerprint")?)),
+        },
         build: Digest(reader.fixed("build")?),
         stream: match reader.uint()? {
             0 => false,
@@ -420,49 +391,13 @@ fn decode_sealed(reader: &mut Reader<'_>) -> Result<Sealing, DecodeError> {
     })
 }
 
-fn decode_incident(reader: &mut Reader<'_>) -> Result<Incident, DecodeError> {
-    let id = reader.fixed("incident")?;
-    exactly(reader, 0, "sequence")?;
-    if !reader.null() {
-        return Err(DecodeError::Range { field: "previous" });
-    }
-    exactly(reader, 0, "state")?;
-    let class = numbered(&IncidentClass::ALL, reader.uint()?, "class")?;
-    let (severity, stage, bytes_released) = (reader.uint()?, reader.uint()?, reader.uint()?);
-    let number = |reader: &mut Reader<'_>, field| match reader.null() {
-        true => Ok(None),
-        false => reader.uint32(field).map(Some),
-    };
-    let incident = Incident {
-        incident: id,
-        class,
-        bytes_released,
-        step: number(reader, "step")?,
-        page: number(reader, "page")?,
-        generation: number(reader, "generation")?,
-        request: RequestId::from_bytes(reader.fixed("request id")?),
-        opened_index: reader.uint()?,
-        opened_leaf: Digest(reader.fixed("opened leaf")?),
-        victim: match reader.null() {
-            true => None,
-            false => Some(reader.fixed("victim")?),
-        },
-    };
-    let action = reader.uint()?;
-    let after = incident.after_release();
-    if severity != incident.severity() || stage != after || action != after {
-        return Err(DecodeError::Range { field: "severity, stage or action" });
-    }
-    Ok(incident)
-}
-
 impl Entry {
     /// The entry's bytes. They are what is hashed and stored, and never made a second time.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::new();
         let head = &self.head;
-        writer.array(HEAD_FIELDS + self.body.fields()).uint(ENTRY_VERSION).uint(self.body.kind());
+        writer.array(HEAD_FIELDS + self.body.fields()).uint(head.version as u64).uint(self.body.kind());
         writer.bytes(&head.uuid).bytes(&head.blind).bytes(&head.boot).uint(head.wall_us).uint(head.mono_us);
         match &head.tenant {
             Some(link) => writer.bytes(&link.tenant).uint(link.number).bytes(&link.previous.0),
@@ -483,9 +418,7 @@ impl Entry {
         let mut reader = Reader::new(bytes);
         let fields = reader.array()?;
         let version = reader.uint()?;
-        if version != ENTRY_VERSION {
-            return Err(DecodeError::Version { version });
-        }
+        let version = EntryVersion::from_number(version).ok_or(DecodeError::Version { version })?;
         let kind = reader.uint()?;
         let (uuid, blind, boot) = (reader.fixed("uuid")?, reader.fixed("blind")?, reader.fixed("boot")?);
         let (wall_us, mono_us) = (reader.uint()?, reader.uint()?);
@@ -495,20 +428,20 @@ impl Entry {
             return Err(DecodeError::Range { field: "tenant number" });
         }
         let tenant = tenant.map(|tenant| TenantLink { tenant, number, previous });
-        let body = Body::decode(kind, &mut reader)?;
+        let body = Body::decode(version, kind, &mut reader)?;
         reader.end()?;
         if fields != HEAD_FIELDS + body.fields() {
             return Err(DecodeError::Range { field: "number of fields" });
         }
-        Ok(Self { head: Head { uuid, blind, boot, wall_us, mono_us, tenant }, body })
+        Ok(Self { head: Head { version, uuid, blind, boot, wall_us, mono_us, tenant }, body })
     }
 }
 
-fn exactly(reader: &mut Reader<'_>, number: u64, field: &'static str) -> Result<(), DecodeError> {
+pub(crate) fn exactly(reader: &mut Reader<'_>, number: u64, field: &'static str) -> Result<(), DecodeError> {
     if reader.uint()? == number { Ok(()) } else { Err(DecodeError::Range { field }) }
 }
 
-fn numbered<T: Copy>(all: &[T], number: u64, field: &'static str) -> Result<T, DecodeError> {
+pub(crate) fn numbered<T: Copy>(all: &[T], number: u64, field: &'static str) -> Result<T, DecodeError> {
     usize::try_from(number).ok().and_then(|number| all.get(number)).copied().ok_or(DecodeError::Range { field })
 }
 

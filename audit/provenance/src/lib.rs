@@ -8,6 +8,7 @@ mod cbor;
 mod commitment;
 mod disclosure;
 mod entry;
+mod fault;
 mod gate;
 mod trace;
 
@@ -15,8 +16,9 @@ pub use cbor::DecodeError;
 pub use commitment::{ChunkChain, Commitment, Field, Salt};
 pub use disclosure::{Disclosure, Openings};
 pub use entry::{
-    Body, Coverage, ENTRY_BYTES_MAX, ENTRY_VERSION, Entry, Head, Incident, IncidentClass, Opened, SCHEMA, SealReason,
-    Sealing, TenantLink, TenantRef, determining_digest, schema_digest,
+    Body, Coverage, ENTRY_BYTES_MAX, Entry, EntryVersion, Head, Opened, SCHEMA, SealReason, Sealing, TenantLink,
+    TenantRef, determining_digest,
 };
+pub use fault::{EngineFault, EngineFaultClass, Incident, IncidentClass};
 pub use gate::{Gate, PageCounts, Released, Violation};
 pub use trace::{ChunkRun, ChunkRuns, PageClass, PageRecord, PageRun, TRACE_RUNS_MAX, Trace};

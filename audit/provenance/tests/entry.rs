@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use audit_provenance::{
-    Body, ChunkChain, ChunkRun, ChunkRuns, Commitment, Coverage, DecodeError, Disclosure, ENTRY_BYTES_MAX, Entry,
-    Field, Head, Incident, IncidentClass, Opened, Openings, PageCounts, SCHEMA, SealReason, Sealing, TenantLink, Trace,
+    Body, ChunkChain, ChunkRun, ChunkRuns, Commitment, Coverage, DecodeError, Disclosure, ENTRY_BYTES_MAX, EngineFault,
+    EngineFaultClass, Entry, EntryVersion, Field, Head, Incident, IncidentClass, Opened, Openings, PageCounts, SCHEMA,
+    SealReason, Sealing, TenantLink, Trace,
 };
 use policies_domain::{Digest, RequestId};
 use proptest::prelude::*;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 fn head(tenant: bool) -> Head {
     let link = TenantLink { tenant: [0xaa; 16], number: 300, previous: Digest([0xbb; 32]) };
     Head {
+        version: EntryVersion::CURRENT,
         uuid: [1; 16],
         blind: [2; 32],
         boot: [3; 16],
@@ -29,6 +31,7 @@ fn entries() -> Vec<Entry> {
         rules: Digest([6; 32]),
         determining: Digest([7; 32]),
         model: Digest([8; 32]),
+        fingerprint: Some(Digest([17; 32])),
         build: Digest([9; 32]),
         stream: true,
     };
@@ -78,6 +81,14 @@ fn entries() -> Vec<Entry> {
         victim: None,
         ..incident.clone()
     };
+    let fault = |class| EngineFault {
+        class,
+        steps: 7,
+        bytes_released: 300,
+        request: RequestId::from_bytes([1; 16]),
+        opened_index: 23,
+        opened_leaf: Digest([10; 32]),
+    };
     let genesis = Body::Genesis {
         origin: "bulkhead.example/isolation/2026h2".into(),
         schema: Some(Digest([16; 32])),
@@ -91,6 +102,8 @@ fn entries() -> Vec<Entry> {
         Entry { head: head(true), body: Body::Sealed(crashed) },
         Entry { head: head(true), body: Body::Incident(incident) },
         Entry { head: head(true), body: Body::Incident(late) },
+        Entry { head: head(true), body: Body::Fault(fault(EngineFaultClass::NotANumber)) },
+        Entry { head: head(true), body: Body::Fault(fault(EngineFaultClass::Internal)) },
         Entry { head: head(false), body: Body::Recovered { entries_discarded: 3, bytes_discarded: 1_234 } },
         Entry { head: head(false), body: Body::Heartbeat },
     ]
@@ -109,6 +122,52 @@ fn entries_have_the_bytes_that_they_always_had() {
     let lines =
         entries().iter().map(|entry| format!("{} {}\n", entry.body.name(), hex(&entry.encode()))).collect::<String>();
     check_golden("entries.txt", &lines);
+}
+
+/// As version 1 had them: what it wrote is still read, and has its one form.
+#[test]
+fn entries_of_version_1_are_read_as_they_were() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/audit/entries-v1.txt");
+    let bytes = |hex: &str| -> Vec<u8> {
+        hex.as_bytes().chunks(2).map(|two| u8::from_str_radix(std::str::from_utf8(two).unwrap(), 16).unwrap()).collect()
+    };
+    let mut names = Vec::new();
+    for line in std::fs::read_to_string(path).unwrap().lines() {
+        let (name, hex) = line.split_once(' ').unwrap();
+        let bytes = bytes(hex);
+        let mut entry = Entry::decode(&bytes).unwrap();
+        assert_eq!((entry.body.name(), entry.head.version), (name, EntryVersion::V1));
+        assert_eq!(entry.encode(), bytes);
+        if let Body::Opened(opened) = &entry.body {
+            assert_eq!(opened.fingerprint, None);
+        }
+        names.push(name.to_owned());
+
+        // One version's fields under the other's number are no entry.
+        entry.head.version = EntryVersion::V2;
+        match &entry.body {
+            Body::Opened(_) => assert!(Entry::decode(&entry.encode()).is_err()),
+            _ => assert_eq!(Entry::decode(&entry.encode()).as_ref(), Ok(&entry)),
+        }
+    }
+    assert_eq!(names.len(), 8);
+    for entry in entries() {
+        let head = Head { version: EntryVersion::V1, ..entry.head.clone() };
+        let older = Entry { head, body: entry.body.clone() };
+        match entry.body {
+            Body::Fault(_) => assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind: 6 })),
+            Body::Opened(_) => assert!(Entry::decode(&older.encode()).is_err(), "a fingerprint in version 1"),
+            _ => assert_eq!(Entry::decode(&older.encode()), Ok(older)),
+        }
+    }
+}
+
+#[test]
+fn each_version_has_the_schema_that_it_always_had() {
+    let v1 = "eb26186366bc5e3cd14fcec02bd76303077714042e8546601613653a8c5c853c";
+    assert_eq!(EntryVersion::V1.schema_digest().to_string(), v1);
+    assert_ne!(EntryVersion::CURRENT.schema_digest().to_string(), v1);
+    assert!(SCHEMA.contains("version: 2,"));
 }
 
 #[test]
@@ -158,14 +217,14 @@ fn no_other_bytes_are_read() {
 
 #[test]
 fn unknown_versions_kinds_and_longer_forms_are_refused() {
-    let bytes = entries()[7].encode();
-    assert_eq!((bytes[0], bytes[1], bytes[2]), (0x8a, 1, 11));
+    let bytes = entries().last().unwrap().encode();
+    assert_eq!((bytes[0], bytes[1], bytes[2]), (0x8a, 2, 11));
     let with = |position: usize, value: &[u8]| {
         let mut changed = bytes.clone();
         changed.splice(position..=position, value.iter().copied());
         Entry::decode(&changed).unwrap_err()
     };
-    assert_eq!(with(1, &[2]), DecodeError::Version { version: 2 });
+    assert_eq!(with(1, &[3]), DecodeError::Version { version: 3 });
     assert_eq!(with(1, &[0]), DecodeError::Version { version: 0 });
     assert_eq!(with(2, &[3]), DecodeError::Kind { kind: 3 });
     assert!(matches!(with(2, &[0x18, 11]), DecodeError::NotDeterministic { .. }));

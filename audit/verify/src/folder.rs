@@ -1,7 +1,7 @@
 //! A whole log, from its files: every entry hashed and read, every tile, the root, every tenant's chain, every pair.
 
 use crate::file::read_file;
-use audit_provenance::{Body, DecodeError, ENTRY_BYTES_MAX, Entry, SealReason, TenantRef, schema_digest};
+use audit_provenance::{Body, DecodeError, ENTRY_BYTES_MAX, Entry, EntryVersion, SealReason, TenantRef};
 use audit_tlog::{
     BundleError, CHECKPOINT_BYTES_MAX, Checkpoint, CheckpointError, Edge, Hash, TILE_WIDTH, TilePath, VerifierKey,
     leaf_hash, parse_bundle,
@@ -124,6 +124,18 @@ pub enum LogRefusal {
         /// Its index.
         index: u64,
     },
+    /// The engine failed a request, and its response claims another end.
+    #[error("entry {index}: the engine failed the request, and the response does not end as an error")]
+    Fault {
+        /// Its index.
+        index: u64,
+    },
+    /// An entry has an older format than one before it.
+    #[error("entry {index} has an older format than the entries before it")]
+    Version {
+        /// Its index.
+        index: u64,
+    },
     /// A page of another tenant was read, and the response was not stopped.
     #[error("entry {index}: {foreign} foreign pages were read and the response was not stopped")]
     Pages {
@@ -143,10 +155,11 @@ impl LogRefusal {
             Self::Signature(_) => "signature",
             Self::Bundle { .. } | Self::Tile { .. } => "tiles",
             Self::Root { .. } => "root",
-            Self::Entry { .. } | Self::Genesis { .. } => "entries",
+            Self::Entry { .. } | Self::Genesis { .. } | Self::Version { .. } => "entries",
             Self::TenantNumber { .. } | Self::TenantLink { .. } | Self::NoTenant { .. } => "tenants",
             Self::OpenedTwice { .. } | Self::Pairing { .. } => "pairing",
             Self::Incident { .. } => "incidents",
+            Self::Fault { .. } => "faults",
             Self::Pages { .. } => "pages",
         }
     }
@@ -200,6 +213,7 @@ fn read(dir: &Path, path: &str, bytes_max: usize) -> Result<Vec<u8>, LogRefusal>
 /// What the entries say, taken in order.
 struct Story<'a> {
     key: &'a VerifierKey,
+    version: EntryVersion,
     tenants: HashMap<TenantRef, (u64, Digest)>,
     requests: HashMap<RequestId, Request>,
     report: LogReport,
@@ -209,6 +223,7 @@ struct Request {
     tenant: TenantRef,
     opened: (u64, Digest),
     incidents: u64,
+    faults: u64,
     sealed: bool,
 }
 
@@ -223,10 +238,14 @@ impl<'a> Story<'a> {
             pages: [0; 3],
             wall_us: (0, 0),
         };
-        Self { key, tenants: HashMap::new(), requests: HashMap::new(), report }
+        Self { key, version: EntryVersion::V1, tenants: HashMap::new(), requests: HashMap::new(), report }
     }
 
     fn entry(&mut self, index: u64, leaf: Hash, entry: &Entry) -> Result<(), LogRefusal> {
+        if entry.head.version < self.version {
+            return Err(LogRefusal::Version { index });
+        }
+        self.version = entry.head.version;
         *self.report.kinds.entry(entry.body.name()).or_default() += 1;
         if index == 0 {
             self.report.wall_us.0 = entry.head.wall_us;
@@ -247,14 +266,14 @@ impl<'a> Story<'a> {
         match &entry.body {
             Body::Genesis { origin, schema, verifier_key, .. } => {
                 let ours = origin == self.key.name() && *verifier_key == self.key.to_string();
-                if index != 0 || !ours || *schema != Some(schema_digest()) {
+                if index != 0 || !ours || *schema != Some(entry.head.version.schema_digest()) {
                     return Err(LogRefusal::Genesis { index });
                 }
             }
             _ if index == 0 => return Err(LogRefusal::Genesis { index }),
             Body::Opened(_) => {
                 let request = RequestId::from_bytes(entry.head.uuid);
-                let new = Request { tenant: tenant?, opened: (index, leaf), incidents: 0, sealed: false };
+                let new = Request { tenant: tenant?, opened: (index, leaf), incidents: 0, faults: 0, sealed: false };
                 if self.requests.insert(request, new).is_some() {
                     return Err(LogRefusal::OpenedTwice { index, request });
                 }
@@ -262,6 +281,10 @@ impl<'a> Story<'a> {
             Body::Incident(incident) => {
                 let opened = (incident.opened_index, incident.opened_leaf);
                 self.open_request(index, tenant?, incident.request, opened)?.incidents += 1;
+            }
+            Body::Fault(fault) => {
+                let opened = (fault.opened_index, fault.opened_leaf);
+                self.open_request(index, tenant?, fault.request, opened)?.faults += 1;
             }
             Body::Sealed(sealed) => {
                 let opened = (sealed.opened_index, sealed.opened_leaf);
@@ -271,6 +294,10 @@ impl<'a> Story<'a> {
                 // A crash may come between an incident and the end of its request.
                 if stopped != (request.incidents > 0) && sealed.reason != SealReason::Crash {
                     return Err(LogRefusal::Incident { index });
+                }
+                let failed = matches!(sealed.reason, SealReason::Error | SealReason::Isolation | SealReason::Crash);
+                if request.faults > 0 && !failed {
+                    return Err(LogRefusal::Fault { index });
                 }
                 let foreign = sealed.pages.foreign;
                 if foreign > 0 && !stopped {

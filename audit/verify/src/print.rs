@@ -1,7 +1,7 @@
 //! What `bulkhead-verify` says.
 
 use crate::GivenKey;
-use audit_provenance::{Coverage, SealReason};
+use audit_provenance::{Coverage, Opened, SealReason};
 use audit_verify::{LogReport, ReceiptReport, Unchecked};
 use serde_json::json;
 use std::fmt::{Display, Write as _};
@@ -12,7 +12,7 @@ struct Lines(String);
 impl Lines {
     fn line(&mut self, name: &str, value: impl Display) {
         // Writing into a string cannot fail.
-        let _written = writeln!(self.0, "{name:<10}{value}");
+        let _written = writeln!(self.0, "{name:<12}{value}");
     }
 }
 
@@ -28,6 +28,7 @@ pub(crate) fn receipt(report: &ReceiptReport, key: &GivenKey) -> String {
     let name = report.tenant_name.as_deref().unwrap_or("name not disclosed");
     lines.line("tenant", format_args!("{name} (reference {})", hex::encode(report.tenant.tenant)));
     lines.line("model", format_args!("sha256 {}", opened.model));
+    lines.line("fingerprint", fingerprint(opened));
     lines.line("program", format_args!("sha256 {}", opened.build));
     lines.line("rules", format_args!("sha256 {}", opened.rules));
     lines.line(
@@ -47,6 +48,12 @@ pub(crate) fn receipt(report: &ReceiptReport, key: &GivenKey) -> String {
     }
     lines.line("verdict", verdict(report));
     lines.0
+}
+
+/// All that decides the answer's bits, as one digest.
+fn fingerprint(opened: &Opened) -> String {
+    let none = || "not recorded: the entry has version 1 of the format".to_owned();
+    opened.fingerprint.map_or_else(none, |fingerprint| format!("sha256 {fingerprint}"))
 }
 
 fn unchecked(part: Unchecked) -> &'static str {
@@ -123,6 +130,7 @@ pub(crate) fn receipt_json(report: &ReceiptReport, key: &GivenKey) -> String {
         "tenant_ref": hex::encode(report.tenant.tenant),
         "tenant_number": report.tenant.number,
         "model": opened.model.to_string(),
+        "fingerprint": opened.fingerprint.map(|fingerprint| fingerprint.to_string()),
         "build": opened.build.to_string(),
         "rules": opened.rules.to_string(),
         "stream": opened.stream,
@@ -157,7 +165,7 @@ pub(crate) fn log(report: &LogReport, key: &GivenKey) -> String {
     lines.line("responses", format_args!("{}; {} not sealed", counts(&report.reasons), report.unsealed));
     let [own, public, foreign] = report.pages;
     lines.line("pages", format_args!("{own} own, {public} public, {foreign} foreign"));
-    lines.line("checked", "signature, tiles, root, entries, tenants, pairing, incidents, pages");
+    lines.line("checked", "signature, tiles, root, entries, tenants, pairing, incidents, faults, pages");
     lines.0
 }
 

@@ -35,6 +35,7 @@ async fn a_receipt_is_checked_with_everything_at_hand() {
     let key = log.log.verifier_key();
     let (status, text, _) = run(&[&evidence[..], &["--key", &key]].concat(), folder.path());
     assert_eq!(status, 0, "{text}");
+    assert!(text.contains(&format!("fingerprint sha256 {}\n", "03".repeat(32))), "{text}");
     for word in ["genuine", "as given", "acme", "label gate", "page tags in the kernels", "0 foreign", "response\n"] {
         assert!(text.contains(word), "no `{word}` in\n{text}");
     }
@@ -46,7 +47,7 @@ async fn a_receipt_is_checked_with_everything_at_hand() {
     assert!(text.contains("trust it as far as you trust where that file came from"), "{text}");
     for part in ["request commitment: give --request FILE", "response commitment: give --response FILE", "chunk chain"]
     {
-        assert!(text.contains(&format!("unchecked {part}")), "no `{part}` in\n{text}");
+        assert!(text.contains(&format!("unchecked   {part}")), "no `{part}` in\n{text}");
     }
     assert!(text.contains("it was not checked against the request and the response\n"), "{text}");
     assert!(folder.path().join("entry.cbor").metadata().unwrap().len() > 300);
@@ -56,12 +57,13 @@ async fn a_receipt_is_checked_with_everything_at_hand() {
     assert_eq!((status, text.lines().count()), (0, 1));
     assert_eq!((value["result"].as_str(), value["key_given"].as_bool()), (Some("genuine"), Some(false)));
     assert_eq!(value["unchecked"], serde_json::json!(["request", "response", "chunks"]));
+    assert_eq!(value["fingerprint"], "03".repeat(32));
     assert_eq!((value["tenant"].as_str(), value["pages"]["foreign"].as_u64()), (Some("acme"), Some(0)));
 
     write("response.sse", events.replace("be", "me").as_bytes());
     let (status, text, _) = run(&evidence, folder.path());
     assert_eq!(status, 1);
-    assert!(text.contains("REFUSED") && text.contains("check     response"), "{text}");
+    assert!(text.contains("REFUSED") && text.contains("check       response"), "{text}");
     let (status, text, _) = run(&[&evidence[..], &["--json"]].concat(), folder.path());
     assert_eq!((status, text.contains("\"check\":\"response\"")), (1, true), "{text}");
 }
@@ -127,7 +129,7 @@ async fn a_receipt_without_its_trace_is_not_said_to_show_pages() {
     let evidence = ["receipt", "r", "--request", "request.json", "--response", "response.sse", "--key", &key];
     let (status, text, _) = run(&evidence, folder.path());
     assert_eq!(status, 0, "{text}");
-    assert!(text.contains("unchecked trace: not available") && text.contains("unchecked chunk chain"), "{text}");
+    assert!(text.contains("unchecked   trace: not available") && text.contains("unchecked   chunk chain"), "{text}");
     assert!(text.contains("the trace that would show each page is not available"), "{text}");
     assert!(!text.contains("every page") && !text.contains("trace, pages"), "{text}");
     let (_, text, _) = run(&[&evidence[..], &["--json"]].concat(), folder.path());

@@ -4,6 +4,7 @@
 
 mod real_log;
 
+use audit_provenance::Disclosure;
 use audit_tlog::TlogProof;
 use real_log::RealLog;
 use std::path::{Path, PathBuf};
@@ -39,7 +40,7 @@ fn build_go(folder: &Path) -> PathBuf {
     program
 }
 
-/// Receipts with one changed byte each: in the entry, the proof, the index, the checkpoint and the signature.
+/// Receipts with one changed byte each: in either entry, the proofs, the index, the checkpoint and the signature.
 fn tampered(receipt: &str) -> Vec<(&'static str, Vec<u8>)> {
     let proof = TlogProof::parse(receipt.as_bytes()).unwrap();
     let mut changed = Vec::new();
@@ -49,6 +50,18 @@ fn tampered(receipt: &str) -> Vec<(&'static str, Vec<u8>)> {
         extra[offset] ^= 1;
         changed.push(("entry", TlogProof { extra: Some(extra), ..proof.clone() }.encode().into_bytes()));
     }
+    let disclosure = Disclosure::decode(&extra).unwrap();
+    let with = |change: &dyn Fn(&mut Disclosure)| {
+        let mut disclosure = disclosure.clone();
+        change(&mut disclosure);
+        TlogProof { extra: Some(disclosure.encode()), ..proof.clone() }.encode().into_bytes()
+    };
+    let fingerprint = disclosure.opened.windows(32).position(|window| *window == [3; 32]).unwrap();
+    changed.push(("fingerprint", with(&|disclosure| disclosure.opened[fingerprint] ^= 1)));
+    changed.push(("version", with(&|disclosure| disclosure.opened[2] ^= 3)));
+    changed.push(("opened index", with(&|disclosure| disclosure.opened_index ^= 1)));
+    changed.push(("opened proof", with(&|disclosure| disclosure.opened_proof[0][5] ^= 1)));
+    changed.push(("the sealed entry twice", with(&|disclosure| disclosure.opened = disclosure.sealed.clone())));
     for place in 0..proof.hashes.len() {
         let mut proof = proof.clone();
         proof.hashes[place].0[17] ^= 1;
@@ -71,6 +84,18 @@ fn tampered(receipt: &str) -> Vec<(&'static str, Vec<u8>)> {
     changed
 }
 
+/// Receipts that were handed out before the format had a fingerprint still verify.
+fn check_before(run: impl Fn(&Path, &Path) -> Output) {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/audit");
+    for (receipt, fingerprint) in
+        [("receipt-v1.tlog-proof", "none".to_owned()), ("receipt.tlog-proof", "0a".repeat(32))]
+    {
+        let output = run(&golden.join("log.vkey"), &golden.join(receipt));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.starts_with("OK ") && text.ends_with(&format!(" fingerprint={fingerprint}\n")), "{text}");
+    }
+}
+
 async fn check(run: impl Fn(&Path, &Path) -> Output) {
     let log = RealLog::open();
     log.streamed(&log.acme, 1).await;
@@ -83,6 +108,8 @@ async fn check(run: impl Fn(&Path, &Path) -> Output) {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success() && text.starts_with("OK origin="), "{text}{errors}");
+    let (model, fingerprint) = ("02".repeat(32), "03".repeat(32));
+    assert!(text.ends_with(&format!(" model={model} fingerprint={fingerprint}\n")), "{text}");
 
     for (what, bytes) in tampered(&receipt) {
         std::fs::write(&path, bytes).unwrap();
@@ -107,6 +134,7 @@ async fn check(run: impl Fn(&Path, &Path) -> Output) {
 
 #[tokio::test]
 async fn python_and_openssl_agree() {
+    check_before(python);
     check(python).await;
 }
 
@@ -114,5 +142,7 @@ async fn python_and_openssl_agree() {
 async fn go_and_its_reference_packages_agree() {
     let folder = tempfile::tempdir().unwrap();
     let program = build_go(folder.path());
-    check(|key, receipt| Command::new(&program).args([key, receipt]).output().unwrap()).await;
+    let go = |key: &Path, receipt: &Path| Command::new(&program).args([key, receipt]).output().unwrap();
+    check_before(go);
+    check(go).await;
 }

@@ -4,11 +4,13 @@
 
 mod forged;
 
-use audit_provenance::{Body, PageCounts, SealReason, Sealing, TenantLink, Trace};
+use audit_provenance::{
+    Body, EngineFault, EngineFaultClass, EntryVersion, Opened, PageCounts, SealReason, Sealing, TenantLink, Trace,
+};
 use audit_tlog::TlogProof;
 use audit_verify::{Evidence, LogReport, check_log, check_receipt};
 use forged::{ACME, Forge, GLOBEX, PAYLOADS, genesis, incident, opened, sealed, signer, trace};
-use policies_domain::Digest;
+use policies_domain::{Digest, RequestId};
 use std::path::PathBuf;
 
 fn check(forge: &Forge) -> Result<LogReport, String> {
@@ -150,6 +152,75 @@ fn incidents_and_foreign_pages_cannot_be_left_out() {
     assert_eq!(check(&admitted).unwrap().pages, [1, 0, 1]);
 }
 
+fn fault(request: u8, opened: (u64, Digest)) -> Body {
+    Body::Fault(EngineFault {
+        class: EngineFaultClass::NotANumber,
+        steps: 2,
+        bytes_released: 5,
+        request: RequestId::from_bytes([request; 16]),
+        opened_index: opened.0,
+        opened_leaf: opened.1,
+    })
+}
+
+#[test]
+fn a_request_that_the_engine_failed_does_not_end_well() {
+    for (reason, is_sound) in [
+        (SealReason::Error, true),
+        (SealReason::Crash, true),
+        (SealReason::Stop, false),
+        (SealReason::Length, false),
+        (SealReason::Aborted, false),
+    ] {
+        let mut forge = Forge::new();
+        let at = forge.add(Some(ACME), opened(1));
+        forge.add(Some(ACME), fault(1, at));
+        forge.add(Some(ACME), sealed(1, at, |sealing| sealing.reason = reason));
+        match is_sound {
+            true => assert_eq!(check(&forge).unwrap().kinds["fault"], 1),
+            false => refused(&forge, "faults", "entry 3: the engine failed the request"),
+        }
+    }
+    let mut late = Forge::new();
+    let at = late.add(Some(ACME), opened(1));
+    late.add(Some(ACME), sealed(1, at, |_| {}));
+    late.add(Some(ACME), fault(1, at));
+    refused(&late, "pairing", "entry 3");
+    let mut others = Forge::new();
+    let at = others.add(Some(ACME), opened(1));
+    others.add(Some(GLOBEX), fault(1, at));
+    refused(&others, "pairing", "entry 2");
+}
+
+#[test]
+fn a_log_goes_on_in_a_newer_format_and_never_in_an_older_one() {
+    let opened_v1 = |request| match opened(request) {
+        Body::Opened(opened) => Body::Opened(Opened { fingerprint: None, ..opened }),
+        _ => panic!("not opened"),
+    };
+    let begun = || {
+        let mut forge = Forge::of_version(EntryVersion::V1);
+        let at = forge.add(Some(ACME), opened_v1(1));
+        forge.version = EntryVersion::V2;
+        forge.add(Some(ACME), sealed(1, at, |_| {}));
+        forge
+    };
+    let mut forge = begun();
+    forge.answer(ACME, 2);
+    check(&forge).unwrap();
+    forge.receipt(1, 2, &trace());
+    let mut back = begun();
+    back.version = EntryVersion::V1;
+    back.add(None, Body::Heartbeat);
+    refused(&back, "entries", "entry 3 has an older format than the entries before it");
+    // A genesis names the format that it is written in.
+    let mut other = Forge::new();
+    other.entries.clear();
+    other.version = EntryVersion::V1;
+    other.add(None, genesis());
+    refused(&other, "entries", "entry 0");
+}
+
 #[test]
 fn the_first_entry_and_no_other_is_the_genesis() {
     let mut second = Forge::new();
@@ -261,5 +332,11 @@ fn a_checkpoint_and_a_receipt_have_the_bytes_that_they_always_had() {
     assert_eq!(text, held("receipt.tlog-proof"));
     assert_eq!(TlogProof::parse(text.as_bytes()).unwrap().checkpoint, held("checkpoint"));
     assert_eq!(format!("{}\n", signer().verifier_key()), held("log.vkey"));
-    check_receipt(text.as_bytes(), &signer().verifier_key(), Evidence::default()).unwrap();
+    let report = check_receipt(text.as_bytes(), &signer().verifier_key(), Evidence::default()).unwrap();
+    assert_eq!(report.opened.fingerprint, Some(Digest([10; 32])));
+    // What was handed out before the format had a fingerprint still verifies.
+    let before = held("receipt-v1.tlog-proof");
+    let report = check_receipt(before.as_bytes(), &signer().verifier_key(), Evidence::default()).unwrap();
+    assert_eq!(report.opened.fingerprint, None);
+    assert!(before.ends_with(&held("checkpoint-v1")));
 }

@@ -5,6 +5,7 @@
 
 mod chat_template;
 mod config;
+mod fingerprint;
 mod forward;
 mod gguf;
 mod inspection;

@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 use crate::chat_template::{ChatTemplate, LoadTemplateError};
 use crate::config::{ConfigError, Keys, ModelConfig};
+use crate::fingerprint;
 use crate::gguf::{Gguf, GgufError};
 use crate::numerics;
 use crate::tokenizer::{LoadTokenizerError, Tokenizer};
@@ -88,6 +89,18 @@ impl Model {
     #[must_use]
     pub fn numerics_profile(&self) -> [u8; 32] {
         numerics::profile(&self.parts.weights)
+    }
+
+    /// SHA-256 of everything that decides which tokens a request gets: file, numerics profile, tokenizer, chat template.
+    #[must_use]
+    pub fn fingerprint(&self) -> [u8; 32] {
+        Sha256::digest(self.fingerprint_text()).into()
+    }
+
+    /// What [`Model::fingerprint`] is the digest of: a line for each part.
+    #[must_use]
+    pub fn fingerprint_text(&self) -> String {
+        fingerprint::description(self)
     }
 
     /// Text to tokens and back.

@@ -28,6 +28,7 @@ pub struct Engine(Arc<Handle>);
 
 struct Handle {
     model: Arc<Model>,
+    fingerprint: [u8; 32],
     pool: PagePool,
     inbox: Arc<Inbox>,
     counters: Arc<Counters>,
@@ -150,6 +151,7 @@ impl Engine {
         let context_max = model.config().context_length.min(config.pages * PAGE_TOKENS);
         let thread = Mutex::new(Some(thread));
         Ok(Self(Arc::new(Handle {
+            fingerprint: model.fingerprint(),
             model,
             pool,
             inbox,
@@ -165,6 +167,12 @@ impl Engine {
     #[must_use]
     pub fn model(&self) -> &Arc<Model> {
         &self.0.model
+    }
+
+    /// Digest of all that decides the bits of an answer.
+    #[must_use]
+    pub fn model_fingerprint(&self) -> [u8; 32] {
+        self.0.fingerprint
     }
 
     /// Tokens of prompt and completion together at most: the model's context, or the pool if that is smaller.

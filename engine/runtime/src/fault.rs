@@ -3,9 +3,9 @@
 use policies_domain::{Label, TenantId};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A wrong entry in the first place of the block table of every request of `reader`, taken from another tenant's
-/// running request. Nothing happens while no other tenant has a request running.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What goes wrong with every request of `reader`. A wrong entry stands in the first place of the block table and is taken
+/// from another tenant's running request; nothing happens while no other tenant has one.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
     /// The whole capability: the kernel's tag check passes, as it would if the allocator had given the page away twice.
     ForeignCapability {
@@ -16,6 +16,13 @@ pub enum Fault {
     ForeignPageIndex {
         /// Whose requests are hit.
         reader: TenantId,
+    },
+    /// One logit, as weights that overflow or a broken kernel would give it. Needs nobody else.
+    Logit {
+        /// Whose requests are hit.
+        reader: TenantId,
+        /// In the place of the last logit: NaN or an infinity.
+        value: f32,
     },
 }
 
@@ -31,7 +38,9 @@ impl Planted {
     pub(crate) fn fault_for(&self, label: Label) -> Option<Fault> {
         let faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         faults.iter().copied().find(|fault| {
-            let (Fault::ForeignCapability { reader } | Fault::ForeignPageIndex { reader }) = fault;
+            let (Fault::ForeignCapability { reader }
+            | Fault::ForeignPageIndex { reader }
+            | Fault::Logit { reader, .. }) = fault;
             Label::of(*reader) == label
         })
     }

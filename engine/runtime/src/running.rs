@@ -77,6 +77,8 @@ impl Running {
     /// The logits after the last token: samples one, turns it into text, notices the end.
     pub(crate) fn deliver_token(&mut self, trace: PageTrace, logits: &[f32], tokenizer: &Tokenizer) -> Next {
         let Some(token) = self.sampler.sample(logits) else {
+            let position = self.tokens.len();
+            tracing::error!(request_id = %self.request, position, "the model's output is not a number");
             return self.deliver_error(StepError::NotANumber);
         };
         self.tokens.push(token);

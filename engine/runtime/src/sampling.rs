@@ -77,9 +77,10 @@ impl Sampler {
         Self { sampling, generator, prompt, completion: HashMap::new() }
     }
 
-    /// `logits` [vocab]. `None` when they hold no finite maximum: the model computed nonsense.
+    /// `logits` [vocab]. `None` when one of them is not finite: the model computed nonsense, and the token that stands out
+    /// of it would look like any other.
     pub(crate) fn sample(&mut self, logits: &[f32]) -> Option<u32> {
-        if logits.iter().any(|logit| logit.is_nan()) {
+        if !logits.iter().all(|logit| logit.is_finite()) {
             return None;
         }
         let draw = self.generator.next_u64();
@@ -216,9 +217,11 @@ mod tests {
 
     #[test]
     fn nonsense_is_no_token() {
-        for logits in [[f32::NAN, 1.0], [f32::NEG_INFINITY; 2], [f32::INFINITY, 0.0]] {
-            assert_eq!(Sampler::new(greedy(), &[]).sample(&logits), None);
-            assert_eq!(Sampler::new(Sampling::default(), &[]).sample(&logits), None);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for logits in [[bad, 1.0], [1.0, bad], [bad; 2]] {
+                assert_eq!(Sampler::new(greedy(), &[]).sample(&logits), None);
+                assert_eq!(Sampler::new(Sampling::default(), &[]).sample(&logits), None);
+            }
         }
         assert_eq!(Sampler::new(greedy(), &[]).sample(&[]), None);
     }

@@ -163,6 +163,8 @@ impl Stepper {
 
     /// The pass is over and no page was wrong: the tokens count as computed, and the last one's logits give the next.
     fn conclude(&mut self, stage: Stage, part: &Part, trace: PageTrace, span: usize, took_us: u64) -> Next {
+        #[cfg(feature = "fault-injection")]
+        let planted = self.planted_logits(part.index, span);
         let request = &mut self.running[part.index];
         match stage {
             Stage::Prefill => request.timings.prefill_us += took_us,
@@ -172,7 +174,10 @@ impl Stepper {
         if let Some(block_table) = &mut request.block_table {
             block_table.advance(part.end - part.first);
         }
-        match self.forward.logits(span) {
+        let logits = self.forward.logits(span);
+        #[cfg(feature = "fault-injection")]
+        let logits = planted.as_deref().or(logits);
+        match logits {
             _ if part.end < request.tokens.len() => request.deliver_read(trace),
             Some(logits) => request.deliver_token(trace, logits, self.model.tokenizer()),
             None => request.deliver_error(StepError::Internal),
@@ -268,9 +273,18 @@ impl Stepper {
                     pages[0] = page_ref(foreign);
                 }
                 Fault::ForeignPageIndex { .. } => pages[0].page = foreign.page().0,
+                Fault::Logit { .. } => (),
             }
         }
         (capabilities, pages)
+    }
+
+    #[cfg(feature = "fault-injection")]
+    fn planted_logits(&self, index: usize, span: usize) -> Option<Vec<f32>> {
+        let Some(Fault::Logit { value, .. }) = self.planted.fault_for(self.running[index].label) else { return None };
+        let mut logits = self.forward.logits(span)?.to_vec();
+        *logits.last_mut()? = value;
+        Some(logits)
     }
 
     /// The page is kept as evidence; the request that read it ends, the others go on.

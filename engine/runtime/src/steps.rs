@@ -46,7 +46,7 @@ pub enum StepError {
     /// The engine has ended.
     #[error("the engine has stopped")]
     Stopped,
-    /// The model computed something that is not a number.
+    /// A logit was not finite. The text so far is no answer, and the same request would end the same way again.
     #[error("the model's output is not a number")]
     NotANumber,
     /// The engine's own bookkeeping failed; a defect.

@@ -40,6 +40,36 @@ async fn a_foreign_page_index_is_caught_by_the_kernel_and_hurts_nobody_else() {
 }
 
 #[tokio::test]
+async fn output_that_is_no_number_ends_its_request_and_no_other() {
+    let engine = engine(CONFIG);
+    let alone = answer(submit(&engine, GLOBEX, 9, "The secret of globex is", greedy(40))).await;
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut other = submit(&engine, GLOBEX, 1, "The secret of globex is", greedy(40));
+        let mut text = other.next().await.unwrap().unwrap().text.reveal().to_owned();
+        let mut hit = submit(&engine, ACME, 2, "Tell me", greedy(200));
+        // In the middle of an answer: what was delivered so far stays, and nothing says that it is finished.
+        assert_eq!(hit.next().await.unwrap().unwrap().finish, None);
+        engine.plant(vec![Fault::Logit { reader: tenant(ACME), value }]);
+        let error = loop {
+            match hit.next().await.expect("it ended without a reason") {
+                Ok(step) => assert_eq!(step.finish, None),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error, StepError::NotANumber);
+        assert!(hit.next().await.is_none(), "nothing follows a fault");
+        // At the first token, too.
+        let mut first = submit(&engine, ACME, 3, "Tell me", greedy(2));
+        assert_eq!(first.next().await.unwrap().unwrap_err(), StepError::NotANumber);
+        text += &answer(other).await.text;
+        assert_eq!(text, alone.text, "the other tenant's answer is untouched");
+        engine.plant(Vec::new());
+        assert_eq!(answer(submit(&engine, ACME, 4, "Tell me", greedy(2))).await.tokens, 2, "the server goes on");
+    }
+    assert_eq!(engine.stats().pages.quarantined, 0, "no page is to blame");
+}
+
+#[tokio::test]
 async fn a_request_that_needs_a_quarantined_page_fails_and_does_not_wait_for_ever() {
     let engine = engine(EngineConfig { pages: 8, ..CONFIG });
     let mut victim = submit(&engine, GLOBEX, 1, "The secret of globex is", greedy(40));

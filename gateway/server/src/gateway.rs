@@ -33,6 +33,7 @@ pub(crate) struct Services {
     pub(crate) limits: Limits,
     pub(crate) model: ModelName,
     pub(crate) model_digest: Digest,
+    pub(crate) model_fingerprint: Digest,
     /// Unix seconds.
     pub(crate) started: u64,
     /// One turn for each prompt that may be tokenized at the same time.
@@ -231,6 +232,7 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         authz,
         model,
         model_digest: Digest(engine.model().digest()),
+        model_fingerprint: Digest(engine.model_fingerprint()),
         engine,
         audit,
         metrics,

@@ -189,9 +189,11 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
             Refusal { retry_after_ms: Some(RETRY_AFTER_MS), ..Refusal::internal(503, "engine_stopped", message) }
         }
         RequestError::Step(StepError::PageFault { .. }) => isolation(message, None),
-        RequestError::Step(StepError::NotANumber | StepError::Internal) => {
-            Refusal::internal(500, "engine_failed", message)
+        // The same request computes the same bits: coming back does not help.
+        RequestError::Step(StepError::NotANumber) => {
+            Refusal::internal(500, "output_not_a_number", message).with("x-should-retry", "false")
         }
+        RequestError::Step(StepError::Internal) => Refusal::internal(500, "engine_failed", message),
         RequestError::Isolation { incident } => isolation(message, *incident),
         RequestError::Append(AppendError::Busy { retry_after_ms }) => {
             Refusal::overload(503, "audit_log_busy", message, *retry_after_ms)
@@ -364,6 +366,14 @@ mod tests {
         assert!(!sent(damaged.into()).1.to_string().contains("/srv"));
         let forbidden = Denied::Forbidden { rule: "competitors-of-acme".into() };
         assert!(!sent(forbidden.into()).1.to_string().contains("acme"));
+    }
+
+    #[test]
+    fn output_that_is_no_number_is_an_error_of_its_own_and_not_to_be_repeated() {
+        let (status, body, headers) = sent(StepError::NotANumber.into());
+        assert_eq!((status, &body["error"]["code"]), (500, &json!("output_not_a_number")));
+        assert_eq!(body["error"]["type"], "server_error");
+        assert!(headers.contains(&("x-should-retry", "false".to_owned())));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::generate::{Api, Generate};
 use crate::metrics::Stopwatch;
 use crate::reply::{Format, Reply};
 use crate::respond::RequestError;
-use audit_log::{OpenEntry, Outcome, RequestFacts, SealReason, Violation};
+use audit_log::{EngineFaultClass, OpenEntry, Outcome, RequestFacts, SealReason, Violation};
 use engine_runtime::{PromptInput, Sequence, StepError, Steps, SubmitError};
 use policies_domain::{FinishReason, Permit, RequestId};
 use std::sync::Arc;
@@ -26,7 +26,8 @@ pub(crate) async fn serve(http: &mut Exchange, api: Api, on: &Arc<Services>) -> 
     // From here on the client is watched: when it leaves, what is awaited is dropped.
     let format = Format::of(&generate, api, &permit, on.limits.comment_interval);
     let sequence = http.while_connected(tokenize(on, &permit, generate.prompt)).await??; // carries the permit's label
-    let facts = RequestFacts { body: &body, model: on.model_digest, stream: format.stream };
+    let facts =
+        RequestFacts { body: &body, model: on.model_digest, fingerprint: on.model_fingerprint, stream: format.stream };
     let mut entry = http.while_connected(on.audit.open_request(&permit, facts)).await??; // durable before any work
     http.on_record(request);
     let tokenized_for = sequence.request();
@@ -125,7 +126,12 @@ async fn isolate(entry: OpenEntry, steps: Option<Steps>, permit: &Permit) -> Req
 }
 
 /// Seals a request that the engine failed or did not take. The client is told the first cause.
-async fn abandon(entry: OpenEntry, steps: Option<&Steps>, error: RequestError) -> RequestError {
+async fn abandon(mut entry: OpenEntry, steps: Option<&Steps>, error: RequestError) -> RequestError {
+    if let RequestError::Step(StepError::NotANumber) = error {
+        entry.engine_fault(EngineFaultClass::NotANumber);
+    } else if let RequestError::Step(StepError::Internal) = error {
+        entry.engine_fault(EngineFaultClass::Internal);
+    }
     let outcome = steps.map_or_else(|| nothing_done(SealReason::Error), |steps| outcome(SealReason::Error, steps));
     match entry.seal(outcome).await {
         Ok(_) => error,
@@ -185,7 +191,8 @@ mod tests {
             [SubmitError::PermitMismatch.into(), StepError::PageFault { page: PageId(3), layer: 0 }.into()];
         for error in faults {
             assert_eq!(refusal(&error).fault, Fault::Isolation);
-            let facts = RequestFacts { body: b"{}", model: Digest([0; 32]), stream: false };
+            let digest = Digest([0; 32]);
+            let facts = RequestFacts { body: b"{}", model: digest, fingerprint: digest, stream: false };
             let entry = audit.open_request(&permit, facts).await.unwrap();
             let error = give_up(entry, None, error, other, &permit).await;
             assert!(matches!(error, RequestError::Isolation { incident: Some(_) }), "{error}");

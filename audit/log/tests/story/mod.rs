@@ -43,7 +43,7 @@ pub(crate) fn step(permit: &Permit, index: u32, label: Label) -> Step {
 }
 
 pub(crate) fn facts() -> RequestFacts<'static> {
-    RequestFacts { body: b"{}", model: Digest([2; 32]), stream: true }
+    RequestFacts { body: b"{}", model: Digest([2; 32]), fingerprint: Digest([3; 32]), stream: true }
 }
 
 pub(crate) fn outcome() -> Outcome {
@@ -96,6 +96,18 @@ pub(crate) async fn run(log: &AuditLog, told: &mut Vec<Told>) -> Result<(), Appe
     log.shutdown();
     drop(open);
     Ok(())
+}
+
+/// All entries of the first segment, as docs/log-format.md lays out its frames.
+pub(crate) fn entries(disk: &MemoryDisk) -> Vec<Entry> {
+    let segment = disk.content("segments/00000000000000000000").unwrap();
+    let (mut entries, mut rest) = (Vec::new(), segment.as_slice());
+    while let Some((length, after)) = rest.split_first_chunk::<4>() {
+        let (frame, after) = after.split_at(36 + u32::from_be_bytes(*length) as usize);
+        entries.push(Entry::decode(&frame[36..]).unwrap());
+        rest = after;
+    }
+    entries
 }
 
 /// Everything that a client was told stands in the log, and verifies.

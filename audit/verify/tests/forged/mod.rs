@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use audit_provenance::{
-    Body, ChunkChain, ChunkRuns, Commitment, Coverage, Disclosure, Entry, Field, Head, Incident, IncidentClass, Opened,
-    Openings, PageClass, PageCounts, PageRun, SealReason, Sealing, TenantLink, TenantRef, Trace, schema_digest,
+    Body, ChunkChain, ChunkRuns, Commitment, Coverage, Disclosure, Entry, EntryVersion, Field, Head, Incident,
+    IncidentClass, Opened, Openings, PageClass, PageCounts, PageRun, SealReason, Sealing, TenantLink, TenantRef, Trace,
 };
 use audit_tlog::{
     Checkpoint, Edge, Hash, LogSigner, TILE_WIDTH, TileFiles, TilePath, TiledTree, TlogProof, encode_bundle, leaf_hash,
@@ -23,6 +23,8 @@ pub(crate) fn signer() -> LogSigner {
 
 pub(crate) struct Forge {
     pub(crate) entries: Vec<Vec<u8>>,
+    /// Of the entries that come next.
+    pub(crate) version: EntryVersion,
     heads: HashMap<TenantRef, (u64, Digest)>,
 }
 
@@ -33,8 +35,12 @@ pub(crate) fn openings() -> Openings {
 
 impl Forge {
     pub(crate) fn new() -> Self {
-        let mut forge = Self { entries: Vec::new(), heads: HashMap::new() };
-        forge.add(None, genesis());
+        Self::of_version(EntryVersion::CURRENT)
+    }
+
+    pub(crate) fn of_version(version: EntryVersion) -> Self {
+        let mut forge = Self { entries: Vec::new(), version, heads: HashMap::new() };
+        forge.add(None, genesis_of(version));
         forge
     }
 
@@ -55,7 +61,8 @@ impl Forge {
             _ => [0xee; 16],
         };
         let (wall_us, mono_us) = (1_796_000_000_000_000 + index * 1_000, index * 1_000);
-        let head = Head { uuid, blind: [index as u8; 32], boot: [3; 16], wall_us, mono_us, tenant };
+        let head =
+            Head { version: self.version, uuid, blind: [index as u8; 32], boot: [3; 16], wall_us, mono_us, tenant };
         let bytes = Entry { head, body }.encode();
         let leaf = Digest(leaf_hash(&bytes).0);
         if let Some(link) = tenant {
@@ -136,9 +143,13 @@ impl TileFiles for Files {
 }
 
 pub(crate) fn genesis() -> Body {
+    genesis_of(EntryVersion::CURRENT)
+}
+
+fn genesis_of(version: EntryVersion) -> Body {
     Body::Genesis {
         origin: ORIGIN.into(),
-        schema: Some(schema_digest()),
+        schema: Some(version.schema_digest()),
         previous_checkpoint: None,
         verifier_key: signer().verifier_key().to_string(),
     }
@@ -157,6 +168,7 @@ pub(crate) fn opened_body(request: u8) -> Opened {
         rules: Digest([6; 32]),
         determining: Digest([7; 32]),
         model: Digest([8; 32]),
+        fingerprint: Some(Digest([10; 32])),
         build: Digest([9; 32]),
         stream: true,
     }

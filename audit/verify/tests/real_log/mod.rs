@@ -60,7 +60,8 @@ impl RealLog {
     /// A streamed answer of five chunks; the events as a client saves them.
     pub(crate) async fn streamed(&self, who: &Principal, request: u8) -> String {
         let permit = permit(who, request);
-        let facts = RequestFacts { body: REQUEST_BODY, model: Digest([2; 32]), stream: true };
+        let facts =
+            RequestFacts { body: REQUEST_BODY, model: Digest([2; 32]), fingerprint: Digest([3; 32]), stream: true };
         let mut entry = self.log.open_request(&permit, facts).await.unwrap();
         let mut events = String::from(": keep-alive\n\n");
         for index in 0..5 {
@@ -81,7 +82,8 @@ impl RealLog {
     /// An answer in one piece.
     pub(crate) async fn whole(&self, who: &Principal, request: u8) -> String {
         let permit = permit(who, request);
-        let facts = RequestFacts { body: REQUEST_BODY, model: Digest([2; 32]), stream: false };
+        let facts =
+            RequestFacts { body: REQUEST_BODY, model: Digest([2; 32]), fingerprint: Digest([3; 32]), stream: false };
         let mut entry = self.log.open_request(&permit, facts).await.unwrap();
         let mut all = entry.check(step(&permit, 0, 2, Label::PUBLIC, "", false)).unwrap();
         all.append(entry.check(step(&permit, 1, 2, Label::PUBLIC, "yes", true)).unwrap()).unwrap();
@@ -94,7 +96,8 @@ impl RealLog {
     /// An answer that a foreign page stopped before its first byte.
     pub(crate) async fn refused(&self, who: &Principal, request: u8, foreign: Label) {
         let permit = permit(who, request);
-        let facts = RequestFacts { body: REQUEST_BODY, model: Digest([2; 32]), stream: true };
+        let facts =
+            RequestFacts { body: REQUEST_BODY, model: Digest([2; 32]), fingerprint: Digest([3; 32]), stream: true };
         let mut entry = self.log.open_request(&permit, facts).await.unwrap();
         entry.check(step(&permit, 0, 4, foreign, "leak", false)).unwrap_err();
         entry.refuse().await.unwrap();
