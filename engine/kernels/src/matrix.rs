@@ -43,6 +43,8 @@ pub struct Matrix {
     width: usize,
     memory: Arc<AnonymousMemory>,
     offset: usize,
+    /// One value for each row, zeros up to whole tiles.
+    bias: Option<Arc<[f32]>>,
 }
 
 impl Matrix {
@@ -63,6 +65,7 @@ impl Matrix {
             width: source.width,
             memory,
             offset,
+            bias: None,
         }
     }
 
@@ -88,6 +91,27 @@ impl Matrix {
     #[must_use]
     pub fn width(&self) -> usize {
         self.width
+    }
+
+    /// The matrix with a bias: all products with it have `bias` added, one value for each row.
+    ///
+    /// # Panics
+    /// When there is not one value for each row.
+    #[must_use]
+    pub fn with_bias(mut self, mut bias: Vec<f32>) -> Self {
+        assert_eq!(bias.len(), self.rows, "a bias for each row");
+        bias.resize(self.rows_padded(), 0.0);
+        self.bias = Some(bias.into());
+        self
+    }
+
+    /// The biases of a tile's rows.
+    #[inline(always)]
+    pub(crate) fn bias(&self, tile: usize) -> Option<&[f32; TILE]> {
+        match &self.bias {
+            None => None,
+            Some(bias) => Some(&bias.as_chunks::<TILE>().0[tile]),
+        }
     }
 
     pub(crate) fn layout(&self) -> Layout {

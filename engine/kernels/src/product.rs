@@ -18,7 +18,7 @@ use crate::matrix::{Layout, Matrix, TILE};
 use crate::shared_slice::SharedSlice;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 use crate::team::Team;
-pub use swiglu::product_swiglu;
+pub use swiglu::{Activation, product_swiglu};
 
 /// Tokens computed at a time at most, by any family.
 const TOKENS_AT_ONCE: usize = 8;
@@ -153,7 +153,7 @@ fn each_panel(input: &Activations, mut work: impl FnMut(Range<usize>)) {
     }
 }
 
-/// One tile times each of `tokens`; `sink` gets the token and its 16 outputs.
+/// One tile times each of `tokens`, with the matrix's bias if it has one; `sink` gets the token and its 16 outputs.
 #[inline(always)]
 fn each_product<S: Simd>(
     simd: S,
@@ -164,6 +164,10 @@ fn each_product<S: Simd>(
     mut sink: impl FnMut(usize, S::F),
 ) {
     let weights = matrix.tile(tile);
+    let bias = match matrix.bias(tile) {
+        None => None,
+        Some(bias) => Some(simd.load(bias)),
+    };
     let mut token = tokens.start;
     macro_rules! at_once {
         ($count:literal) => {
@@ -184,6 +188,10 @@ fn each_product<S: Simd>(
                     Layout::SixGrouped => planes::six::<S, $count>(simd, weights, input, token),
                 };
                 for (index, sum) in sums.into_iter().enumerate() {
+                    let sum = match bias {
+                        None => sum,
+                        Some(bias) => simd.add(sum, bias),
+                    };
                     sink(token + index, sum);
                 }
                 token += $count;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::kv_store::{KvShape, PageRef};
-use crate::rope::{Rope, rotate_and_append};
+use crate::rope::{HeadTransform, Rope, RopePairs, rotate_and_append};
 use crate::{KernelFamily, PageFault};
 
 const SHAPE: HeadShape = HeadShape { heads: 6, kv_heads: 2, head_dim: 80 };
@@ -29,13 +29,16 @@ fn store(count: usize, tables: &[&[PageRef]]) -> KvStore {
 fn run(team: &mut Team, store: &mut KvStore, spans: &[Span<'_>], qkv: &[f32], faults: &mut PageFaults) -> Vec<f32> {
     let mut qkv = qkv.to_vec();
     let tokens: usize = spans.iter().map(|span| span.tokens.len()).sum();
-    let mut rope = Rope::new(ROPE_BASE, ROPE_DIMS, &[]);
+    let frequency = |pair: usize| f64::from(ROPE_BASE).powf(-2.0 * pair as f64 / ROPE_DIMS as f64);
+    let mut rope = Rope::new(RopePairs::Neighbours, (0..ROPE_DIMS / 2).map(frequency).collect(), 1.0);
     let mut plan = AttentionPlan::default();
     let mut out = vec![f32::NAN; tokens * SHAPE.query_width()];
     rope.prepare(spans);
     plan.prepare(spans, SHAPE, team.threads());
     faults.reset(spans.len());
-    rotate_and_append(team, store, 1, SHAPE, &rope, spans, &mut qkv, faults);
+    let scale = 1.0 / (SHAPE.head_dim as f32).sqrt();
+    let transform = HeadTransform { norms: None, rope: Some(&rope), scale };
+    rotate_and_append(team, store, 1, SHAPE, &transform, spans, &mut qkv, faults);
     attention(team, store, 1, SHAPE, &mut plan, spans, &qkv, faults, &mut out);
     out
 }
@@ -191,4 +194,43 @@ fn a_page_that_was_freed_and_given_away_is_no_longer_read() {
     let new = Span { tokens: &ids[..3], position: 0, pages: &other, logits: false };
     run(&mut team, &mut store, &[new, step], &values(4 * width, 7), &mut faults);
     assert_eq!((faults.of(0), faults.of(1)), (None, Some(PageFault { layer: 1, page: table[0].page })));
+}
+
+#[test]
+fn what_is_not_finite_stays_so_and_spreads_to_no_other_sequence() {
+    let (tokens, width) = (300, SHAPE.qkv_width());
+    let clean = values(2 * tokens * width, 3);
+    let ids = vec![0; tokens];
+    let tables = [pages(19, 0, 1), pages(19, 19, 2)];
+    let spans = [0, 1].map(|n| Span { tokens: &ids, position: 0, pages: &tables[n], logits: false });
+    let group = SHAPE.heads / SHAPE.kv_heads;
+    for family in KernelFamily::ALL {
+        let Some(mut team) = Team::with_family(2, family) else { continue };
+        let mut compute = |qkv: &[f32]| {
+            run(&mut team, &mut store(38, &[&tables[0], &tables[1]]), &spans, qkv, &mut PageFaults::default())
+        };
+        let wanted = compute(&clean);
+        // In the query of head 4, and in the key and value of the second group, of token 20 of the first sequence.
+        let key = SHAPE.query_width() + SHAPE.head_dim;
+        for (place, heads, seen_until) in [
+            (4 * SHAPE.head_dim + 7, 4..5, 21),
+            (key + 70, group..2 * group, tokens),
+            (key + SHAPE.kv_width() + 3, group..2 * group, tokens),
+        ] {
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut qkv = clean.clone();
+                qkv[20 * width + place] = bad;
+                let out = compute(&qkv);
+                for row in 0..2 * tokens * SHAPE.heads {
+                    let (token, head) = (row / SHAPE.heads, row % SHAPE.heads);
+                    let range = row * SHAPE.head_dim..(row + 1) * SHAPE.head_dim;
+                    if (20..seen_until).contains(&token) && heads.contains(&head) {
+                        assert!(out[range].iter().any(|x| !x.is_finite()), "{family}: {bad} at {place}, token {token}");
+                    } else {
+                        assert_eq!(out[range.clone()], wanted[range], "{family}: {bad} at {place}, token {token}");
+                    }
+                }
+            }
+        }
+    }
 }

@@ -9,26 +9,61 @@ use crate::matrix::{Matrix, TILE};
 use crate::simd::{Kernel, Simd, dispatch, exp};
 use crate::team::Team;
 
-/// `out = quantised(silu(input x gate^T) * (input x up^T))`.
+/// The function of the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// GELU by its approximation with tanh: `x / 2 (1 + tanh u)` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`, which is
+    /// `x / (1 + e^-2u)`. Source: arXiv:1606.08415.
+    GeluTanh,
+}
+
+impl Activation {
+    /// Both are `x / (1 + e^-v)`; they differ in `v`.
+    #[inline(always)]
+    fn of<S: Simd>(self, simd: S, x: S::F) -> S::F {
+        /// `-2 sqrt(2 / pi)`.
+        const SLOPE: f32 = -1.595_769_1;
+        let exponent = match self {
+            Self::Silu => simd.sub(simd.splat(0.0), x),
+            Self::GeluTanh => {
+                let cubic = simd.fma(simd.mul(x, x), simd.splat(0.044_715), simd.splat(1.0));
+                simd.mul(simd.mul(x, simd.splat(SLOPE)), cubic)
+            }
+        };
+        simd.div(x, simd.add(simd.splat(1.0), exp(simd, exponent)))
+    }
+}
+
+/// `out = quantised(activation(input x gate^T) * (input x up^T))`.
 ///
 /// Shapes: `input` [tokens, width], `out` [tokens, rows], rows a multiple of 32.
-/// Source: GLU variants, arXiv:2002.05202, with `silu(x) = x / (1 + e^-x)`.
+/// Source: GLU variants, arXiv:2002.05202.
 ///
 /// # Panics
 /// When the shapes do not fit together.
-pub fn product_swiglu(team: &mut Team, gate: &Matrix, up: &Matrix, input: &Activations, out: &mut Activations) {
+pub fn product_swiglu(
+    team: &mut Team,
+    gate: &Matrix,
+    up: &Matrix,
+    activation: Activation,
+    input: &Activations,
+    out: &mut Activations,
+) {
     assert!(gate.width() == input.width() && up.width() == input.width(), "inputs of the matrices");
     assert!(gate.rows() == up.rows() && gate.rows().is_multiple_of(BLOCK), "outputs of the matrices");
     let family: KernelFamily = team.family();
     let out = out.reshape(input.tokens(), gate.rows());
     team.split(gate.rows() / BLOCK, &|blocks| {
-        dispatch(family, SwiGlu { gate, up, blocks, input, out: &out });
+        dispatch(family, SwiGlu { gate, up, activation, blocks, input, out: &out });
     });
 }
 
 struct SwiGlu<'a> {
     gate: &'a Matrix,
     up: &'a Matrix,
+    activation: Activation,
     blocks: Range<usize>,
     input: &'a Activations,
     out: &'a ActivationsWriter<'a>,
@@ -68,11 +103,8 @@ impl Kernel for SwiGlu<'_> {
                                 #[inline(always)]
                                 |token, up| {
                                     let hidden = &mut hidden[token - first][half];
-                                    let gate = simd.load(hidden);
-                                    let one = simd.splat(1.0);
-                                    let silu =
-                                        simd.div(gate, simd.add(one, exp(simd, simd.sub(simd.splat(0.0), gate))));
-                                    simd.store(simd.mul(silu, up), hidden);
+                                    let gate = self.activation.of(simd, simd.load(hidden));
+                                    simd.store(simd.mul(gate, up), hidden);
                                 },
                             );
                         }

@@ -236,29 +236,44 @@ proptest! {
 
 #[test]
 fn adding_and_swiglu_are_what_they_say() {
+    let silu = |x: f64| x / (1.0 + (-x).exp());
+    let gelu = |x: f64| x / 2.0 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh());
+    check_adding_and_swiglu(Activation::Silu, &silu, false);
+    check_adding_and_swiglu(Activation::GeluTanh, &gelu, false);
+    check_adding_and_swiglu(Activation::Silu, &silu, true);
+}
+
+fn check_adding_and_swiglu(activation: Activation, definition: &dyn Fn(f64) -> f64, has_bias: bool) {
     let (tokens, width, ff) = (9, 64, 96);
     let input = activations(tokens, width, 11);
-    let [gate, up] = [1, 2].map(|seed| matrix(MatrixKind::Q4_1, ff, width, seed));
-    let down = matrix(MatrixKind::Q8_0, 32, width, 3);
+    let biased = |kind, rows, seed| {
+        let bias = if has_bias { values(rows, seed + 50) } else { vec![0.0; rows] };
+        let matrix = matrix(kind, rows, width, seed);
+        (if has_bias { matrix.with_bias(bias.clone()) } else { matrix }, bias)
+    };
+    let [(gate, gate_bias), (up, up_bias)] = [1, 2].map(|seed| biased(MatrixKind::Q4_1, ff, seed));
+    let (down, down_bias) = biased(MatrixKind::Q8_0, 32, 3);
     let mut bits = Vec::new();
     for family in KernelFamily::ALL {
         for threads in [1, 2] {
             let Some(mut team) = Team::with_family(threads, family) else { continue };
             let mut hidden = Activations::new(tokens, ff);
-            product_swiglu(&mut team, &gate, &up, &input, &mut hidden);
+            product_swiglu(&mut team, &gate, &up, activation, &input, &mut hidden);
             let mut residual = values(tokens * 32, 7);
             product_add(&mut team, &down, &input, &mut residual);
             for token in 0..tokens {
                 let x = dequantised(&input, token);
                 for (index, value) in dequantised(&hidden, token).into_iter().enumerate() {
                     let (gate, up) = (dot(&row(&gate, index), &x).0, dot(&row(&up, index), &x).0);
-                    let wanted = gate / (1.0 + (-gate).exp()) * up;
+                    let (gate, up) = (gate + f64::from(gate_bias[index]), up + f64::from(up_bias[index]));
+                    let wanted = definition(gate) * up;
                     let step = f64::from(hidden.row(token)[index / BLOCK].scale);
                     assert!((value - wanted).abs() <= 0.51 * step, "{value} for {wanted}");
                 }
                 for index in 0..32 {
                     let (sum, magnitude) = dot(&row(&down, index), &x);
-                    let wanted = f64::from(values(tokens * 32, 7)[token * 32 + index]) + sum;
+                    let wanted =
+                        f64::from(values(tokens * 32, 7)[token * 32 + index]) + sum + f64::from(down_bias[index]);
                     assert!((f64::from(residual[token * 32 + index]) - wanted).abs() <= 1e-6 * (magnitude + 8.0));
                 }
             }
@@ -267,6 +282,33 @@ fn adding_and_swiglu_are_what_they_say() {
         }
     }
     assert!(bits.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+#[test]
+fn a_bias_is_added_to_every_output_of_its_matrix_alone() {
+    let (tokens, width) = (9, 64);
+    let input = activations(tokens, width, 11);
+    for kind in KINDS.into_iter().filter(|kind| kind.block_weights() == BLOCK) {
+        // Rows that do not fill their last tile, beside a matrix without a bias.
+        let (plain, other) = (matrix(kind, 40, width, 1), matrix(kind, 16, width, 2));
+        let biased = plain.clone().with_bias((0..40).map(|row| row as f32).collect());
+        for family in KernelFamily::ALL {
+            let Some(mut team) = Team::with_family(2, family) else { continue };
+            let [mut without, mut with] = [(); 2].map(|()| vec![0.0; tokens * 64]);
+            product(&mut team, &[&plain, &other], &input, &mut without);
+            product(&mut team, &[&biased, &other], &input, &mut with);
+            for (index, (without, with)) in std::iter::zip(without, with).enumerate() {
+                let bias = if index % 64 < 40 { (index % 64) as f32 } else { 0.0 };
+                assert_eq!(with, without + bias, "{kind:?} {family}, row {}", index % 64);
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "a bias for each row")]
+fn a_bias_of_another_length_is_refused() {
+    let _ = matrix(MatrixKind::Q4_1, 40, 64, 1).with_bias(vec![0.0; 48]);
 }
 
 #[test]
