@@ -10,6 +10,7 @@ use std::fmt::Debug;
 use std::ops::RangeInclusive;
 
 use engine_kernels::HEAD_DIM_MAX;
+pub use engine_kernels::{Activation, RopePairs};
 use serde::{Serialize, Serializer};
 
 pub(crate) use gguf::Keys;
@@ -142,25 +143,7 @@ pub enum LayerRope {
     Local,
 }
 
-/// Which two values of a head are rotated together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopePairs {
-    /// `2i` and `2i + 1`: GGUF files of `llama` and `smollm3`, whose makers have reordered the rows of Q and K.
-    Neighbours,
-    /// `i` and `i + rope_dims / 2`: every other GGUF file, and every model in Hugging Face's layout.
-    Halves,
-}
-
-/// The function of the gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x / (1 + e^-x)`.
-    Silu,
-    /// GELU by its approximation with tanh.
-    GeluTanh,
-}
-
-/// Enums of the kernels and those that mirror them are written as the names of their variants.
+/// Enums of the kernels are written as the names of their variants.
 fn by_name<T: Debug, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&format_args!("{value:?}"))
 }

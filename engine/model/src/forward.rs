@@ -7,11 +7,12 @@
 use std::sync::Arc;
 
 use engine_kernels::{
-    Activations, AttentionPlan, HeadShape, KernelFamily, KvStore, PAGE_TOKENS, PageFault, PageFaults, Rope, Span, Team,
-    attention, product, product_add, product_swiglu, quantise, rms_norm, rotate_and_append,
+    Activations, AttentionPlan, HeadNorms, HeadShape, HeadTransform, KernelFamily, KvStore, Matrix, PAGE_TOKENS,
+    PageFault, PageFaults, Rope, Span, Team, attention, product, product_add, product_swiglu, quantise, rms_norm,
+    rms_norm_add, rotate_and_append,
 };
 
-use crate::config::ModelConfig;
+use crate::config::{LayerRope, ModelConfig};
 use crate::model::Model;
 use crate::weights::{LayerWeights, Weights};
 
@@ -143,6 +144,8 @@ pub(crate) struct Pass {
     vocab: usize,
     heads: HeadShape,
     rope: Rope,
+    /// Of blocks with a rotation of their own; without frequencies where no block has one.
+    local_rope: Rope,
     attention: AttentionPlan,
     faults: PageFaults,
     /// The residual stream, `[tokens][width]`.
@@ -155,6 +158,8 @@ pub(crate) struct Pass {
     qkv: Vec<f32>,
     /// `[tokens][query_width]`.
     attended: Vec<f32>,
+    /// `[tokens][width]`: what is normed before it is added to the stream; empty where models do not do that.
+    branch: Vec<f32>,
     /// 0, 1, 2, ...: rows of a norm over all tokens.
     all_rows: Vec<u32>,
     /// Rows whose logits are wanted, and the row of the logits of each span.
@@ -175,7 +180,8 @@ impl Pass {
             tokens_max,
             vocab: config.vocab,
             heads,
-            rope: Rope::new(config.rope.base, config.rope_dims, &weights.rope_factors),
+            rope: config.rope(&weights.rope_factors),
+            local_rope: config.local_rope(),
             attention: AttentionPlan::default(),
             faults: PageFaults::default(),
             x: vec![0.0; tokens_max * config.width],
@@ -183,6 +189,7 @@ impl Pass {
             hidden: Activations::new(tokens_max, config.ff_width),
             qkv: vec![0.0; tokens_max * heads.qkv_width()],
             attended: vec![0.0; tokens_max * heads.query_width()],
+            branch: vec![0.0; if config.has_post_norms { tokens_max * config.width } else { 0 }],
             all_rows: (0u32..).take(tokens_max).collect(),
             logit_rows: Vec::new(),
             logits_of: Vec::new(),
@@ -204,8 +211,9 @@ impl Pass {
         let tokens = self.check(config, store, spans)?;
         self.faults.reset(spans.len());
         self.rope.prepare(spans);
+        self.local_rope.prepare(spans);
         self.attention.prepare(spans, self.heads, self.team.threads());
-        self.embed(weights, config.width, spans);
+        self.embed(config, weights, spans);
         for (layer, weights) in weights.layers.iter().enumerate() {
             if stop() {
                 return Err(ForwardError::Stopped);
@@ -254,10 +262,13 @@ impl Pass {
         Ok(tokens)
     }
 
-    fn embed(&mut self, weights: &Weights, width: usize, spans: &[Span<'_>]) {
+    fn embed(&mut self, config: &ModelConfig, weights: &Weights, spans: &[Span<'_>]) {
         let tokens = spans.iter().flat_map(|span| span.tokens);
-        for (token, x) in std::iter::zip(tokens, self.x.chunks_exact_mut(width)) {
+        for (token, x) in std::iter::zip(tokens, self.x.chunks_exact_mut(config.width)) {
             weights.embedding.row(*token as usize, x);
+            if config.embedding_scale != 1.0 {
+                x.iter_mut().for_each(|value| *value *= config.embedding_scale);
+            }
         }
     }
 
@@ -270,22 +281,33 @@ impl Pass {
         spans: &[Span<'_>],
         tokens: usize,
     ) {
-        let Self { team, heads, rope, attention: plan, faults, input, hidden, .. } = self;
+        let Self { team, heads, attention: plan, faults, input, hidden, .. } = self;
         let x = &mut self.x[..tokens * config.width];
         let qkv = &mut self.qkv[..tokens * heads.qkv_width()];
         let attended = &mut self.attended[..tokens * heads.query_width()];
+        let branch = &mut self.branch[..if config.has_post_norms { x.len() } else { 0 }];
         let all = &self.all_rows[..tokens];
+        let eps = config.rms_eps;
+        let transform = HeadTransform {
+            norms: weights.head_norms.as_ref().map(|[query, key]| HeadNorms { query, key, eps }),
+            rope: match config.blocks[layer].rope {
+                LayerRope::None => None,
+                LayerRope::Global => Some(&self.rope),
+                LayerRope::Local => Some(&self.local_rope),
+            },
+            scale: config.attention_scale,
+        };
 
-        rms_norm(team, x, all, &weights.attention_norm, config.rms_eps, input);
+        rms_norm(team, x, all, &weights.attention_norm, eps, input);
         product(team, &[&weights.query, &weights.key, &weights.value], input, qkv);
-        rotate_and_append(team, store, layer, *heads, rope, spans, qkv, faults);
+        rotate_and_append(team, store, layer, *heads, &transform, spans, qkv, faults);
         attention(team, store, layer, *heads, plan, spans, qkv, faults, attended);
         quantise(team, attended, heads.query_width(), input);
-        product_add(team, &weights.attention_output, input, x);
+        add(team, &weights.attention_output, input, weights.attention_post_norm.as_deref(), eps, branch, x);
 
-        rms_norm(team, x, all, &weights.ff_norm, config.rms_eps, input);
-        product_swiglu(team, &weights.ff_gate, &weights.ff_up, input, hidden);
-        product_add(team, &weights.ff_down, hidden, x);
+        rms_norm(team, x, all, &weights.ff_norm, eps, input);
+        product_swiglu(team, &weights.ff_gate, &weights.ff_up, config.activation, input, hidden);
+        add(team, &weights.ff_down, hidden, weights.ff_post_norm.as_deref(), eps, branch, x);
     }
 
     /// Logits of the last tokens of the spans that asked.
@@ -311,7 +333,28 @@ impl Pass {
     }
 }
 
+/// `x += input x matrix^T`, or the norm of that where the model has one.
+fn add(
+    team: &mut Team,
+    matrix: &Matrix,
+    input: &Activations,
+    post_norm: Option<&[f32]>,
+    eps: f32,
+    branch: &mut [f32],
+    x: &mut [f32],
+) {
+    match post_norm {
+        None => product_add(team, matrix, input, x),
+        Some(weight) => {
+            product(team, &[matrix], input, branch);
+            rms_norm_add(team, branch, weight, eps, x);
+        }
+    }
+}
+
 #[cfg(test)]
 mod file_tests;
+#[cfg(test)]
+mod finite_tests;
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,7 @@
 //! that the mapping can be dropped: resident memory is the repacked weights and nothing else.
 
 use engine_kernels::{HEAD_DIM_MAX, KernelFamily, Matrix, MatrixKind, MatrixSource, PackError};
+use half::{bf16, f16};
 
 use crate::config::ModelConfig;
 use crate::gguf::{Gguf, TensorView};
@@ -59,18 +60,22 @@ pub enum LoadWeightsError {
     Pack(#[from] PackError),
 }
 
-/// One decoder block.
+/// One decoder block. Matrices have their biases with them.
 #[derive(Debug)]
 pub(crate) struct LayerWeights {
     pub(crate) attention_norm: Vec<f32>,
     pub(crate) query: Matrix,
     pub(crate) key: Matrix,
     pub(crate) value: Matrix,
+    /// Of queries and of keys, `[head_dim]` each.
+    pub(crate) head_norms: Option<[Vec<f32>; 2]>,
     pub(crate) attention_output: Matrix,
+    pub(crate) attention_post_norm: Option<Vec<f32>>,
     pub(crate) ff_norm: Vec<f32>,
     pub(crate) ff_gate: Matrix,
     pub(crate) ff_up: Matrix,
     pub(crate) ff_down: Matrix,
+    pub(crate) ff_post_norm: Option<Vec<f32>>,
 }
 
 /// All weights of a model, repacked.
@@ -86,15 +91,12 @@ pub(crate) struct Weights {
 }
 
 /// Matrices of a decoder block, in the order in which a forward pass reads them.
-const LAYER_MATRICES: [&str; 7] = [
-    "attn_q.weight",
-    "attn_k.weight",
-    "attn_v.weight",
-    "attn_output.weight",
-    "ffn_gate.weight",
-    "ffn_up.weight",
-    "ffn_down.weight",
-];
+const LAYER_MATRICES: [&str; 7] = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+const ATTENTION_NORM: &str = "attn_norm";
+const HEAD_NORMS: [&str; 2] = ["attn_q_norm", "attn_k_norm"];
+const ATTENTION_POST_NORM: &str = "post_attention_norm";
+const FF_NORM: &str = "ffn_norm";
+const FF_POST_NORM: &str = "post_ffw_norm";
 const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT_NORM: &str = "output_norm.weight";
 const HEAD: &str = "output.weight";
@@ -107,14 +109,14 @@ impl Weights {
     /// [`LoadWeightsError`], naming the tensor.
     pub(crate) fn load(gguf: &Gguf, config: &ModelConfig, threads: usize) -> Result<Self, LoadWeightsError> {
         for name in gguf.tensor_names() {
-            if !is_known(name, config.layers) {
+            if !is_known(name, config) {
                 return Err(LoadWeightsError::Unknown { tensor: name.to_owned() });
             }
         }
         Self::from_tensors(config, threads, |name| gguf.tensor(name))
     }
 
-    /// As [`Weights::load`], from wherever the tensors are.
+    /// As [`Weights::load`], from wherever the tensors are. They are asked for by their names in GGUF files.
     pub(crate) fn from_tensors<'a>(
         config: &ModelConfig,
         threads: usize,
@@ -125,7 +127,7 @@ impl Weights {
         check_dimension("the feed-forward width", config.ff_width, 32, usize::MAX)?;
         check_dimension("the width of all heads", config.heads * config.head_dim, 32, usize::MAX)?;
 
-        let tensors = Tensors { tensor };
+        let tensors = Tensors { tensor, norm_offset: config.norm_offset };
         let (width, ff_width) = (config.width, config.ff_width);
         let (query_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let shapes = [
@@ -140,44 +142,53 @@ impl Weights {
 
         let mut norms = Vec::with_capacity(config.layers);
         let mut sources = Vec::with_capacity(config.layers * LAYER_MATRICES.len() + 2);
+        let mut biases = Vec::with_capacity(sources.capacity());
         for layer in 0..config.layers {
-            norms.push((
-                tensors.floats(&format!("blk.{layer}.attn_norm.weight"), width)?,
-                tensors.floats(&format!("blk.{layer}.ffn_norm.weight"), width)?,
-            ));
+            norms.push(LayerNorms::load(&tensors, config, layer)?);
             for (name, shape) in std::iter::zip(LAYER_MATRICES, shapes) {
-                sources.push(tensors.matrix(&format!("blk.{layer}.{name}"), shape)?);
+                sources.push(tensors.matrix(&format!("blk.{layer}.{name}.weight"), shape)?);
+                biases.push(match has_bias(name, config) {
+                    true => Some(tensors.floats(&format!("blk.{layer}.{name}.bias"), shape[1])?),
+                    false => None,
+                });
             }
         }
         sources.push(tensors.matrix(EMBEDDING, [width, config.vocab])?);
-        if tensors.has(HEAD) {
+        if !config.is_tied {
             sources.push(tensors.matrix(HEAD, [width, config.vocab])?);
         }
-        let output_norm = tensors.floats(OUTPUT_NORM, width)?;
+        let output_norm = tensors.norm(OUTPUT_NORM, width)?;
         let rope_factors = match tensors.has(ROPE_FACTORS) {
             true => tensors.floats(ROPE_FACTORS, config.rope_dims / 2)?,
             false => Vec::new(),
         };
 
-        let mut matrices = Matrix::pack(&sources, threads)?.into_iter();
+        let biases = biases.into_iter().chain(std::iter::repeat(None));
+        let mut matrices = std::iter::zip(Matrix::pack(&sources, threads)?, biases).map(|(matrix, bias)| match bias {
+            Some(bias) => matrix.with_bias(bias),
+            None => matrix,
+        });
         // Comes out as it went in: one matrix for each source.
         let mut next = || matrices.next().ok_or(LoadWeightsError::Missing { tensor: EMBEDDING.to_owned() });
         let mut layers = Vec::with_capacity(config.layers);
-        for (attention_norm, ff_norm) in norms {
+        for norms in norms {
             layers.push(LayerWeights {
-                attention_norm,
+                attention_norm: norms.attention,
                 query: next()?,
                 key: next()?,
                 value: next()?,
+                head_norms: norms.heads,
                 attention_output: next()?,
-                ff_norm,
+                attention_post_norm: norms.attention_post,
+                ff_norm: norms.ff,
                 ff_gate: next()?,
                 ff_up: next()?,
                 ff_down: next()?,
+                ff_post_norm: norms.ff_post,
             });
         }
         let embedding = next()?;
-        let head = next().unwrap_or_else(|_| embedding.clone());
+        let head = if config.is_tied { embedding.clone() } else { next()? };
         Ok(Self { layers, output_norm, head, embedding, rope_factors })
     }
 
@@ -208,17 +219,72 @@ fn check_dimension(
     Err(LoadWeightsError::Dimension { dimension, value, multiple_of, value_max })
 }
 
-fn is_known(name: &str, layers: usize) -> bool {
-    if [EMBEDDING, OUTPUT_NORM, HEAD, ROPE_FACTORS].contains(&name) {
+/// The tensors that a model of this configuration has; any other one would be ignored, and the results be wrong.
+fn is_known(name: &str, config: &ModelConfig) -> bool {
+    if [EMBEDDING, OUTPUT_NORM, ROPE_FACTORS].contains(&name) {
         return true;
     }
+    if name == HEAD {
+        return !config.is_tied;
+    }
     let Some((layer, part)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else { return false };
-    layer.parse::<usize>().is_ok_and(|layer| layer < layers)
-        && (LAYER_MATRICES.contains(&part) || ["attn_norm.weight", "ffn_norm.weight"].contains(&part))
+    if !layer.parse::<usize>().is_ok_and(|layer| layer < config.layers) {
+        return false;
+    }
+    match part.rsplit_once('.') {
+        Some((name, "weight")) => {
+            LAYER_MATRICES.contains(&name)
+                || [ATTENTION_NORM, FF_NORM].contains(&name)
+                || (config.has_query_key_norms && HEAD_NORMS.contains(&name))
+                || (config.has_post_norms && [ATTENTION_POST_NORM, FF_POST_NORM].contains(&name))
+        }
+        Some((name, "bias")) => has_bias(name, config),
+        _ => false,
+    }
+}
+
+fn has_bias(matrix: &str, config: &ModelConfig) -> bool {
+    match matrix {
+        "attn_q" | "attn_k" | "attn_v" => config.has_qkv_bias,
+        "attn_output" => config.has_attention_output_bias,
+        "ffn_gate" | "ffn_up" | "ffn_down" => config.has_ff_bias,
+        _ => false,
+    }
+}
+
+/// The norms of a block.
+struct LayerNorms {
+    attention: Vec<f32>,
+    heads: Option<[Vec<f32>; 2]>,
+    attention_post: Option<Vec<f32>>,
+    ff: Vec<f32>,
+    ff_post: Option<Vec<f32>>,
+}
+
+impl LayerNorms {
+    fn load<'a, F>(tensors: &Tensors<F>, config: &ModelConfig, layer: usize) -> Result<Self, LoadWeightsError>
+    where
+        F: Fn(&str) -> Option<TensorView<'a>>,
+    {
+        let norm = |name: &str, length| tensors.norm(&format!("blk.{layer}.{name}.weight"), length);
+        let post_norm = |name| if config.has_post_norms { norm(name, config.width).map(Some) } else { Ok(None) };
+        Ok(Self {
+            attention: norm(ATTENTION_NORM, config.width)?,
+            heads: match config.has_query_key_norms {
+                true => Some([norm(HEAD_NORMS[0], config.head_dim)?, norm(HEAD_NORMS[1], config.head_dim)?]),
+                false => None,
+            },
+            attention_post: post_norm(ATTENTION_POST_NORM)?,
+            ff: norm(FF_NORM, config.width)?,
+            ff_post: post_norm(FF_POST_NORM)?,
+        })
+    }
 }
 
 struct Tensors<F> {
     tensor: F,
+    /// Added to the weights of norms.
+    norm_offset: f32,
 }
 
 impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
@@ -235,12 +301,22 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
         Ok(tensor)
     }
 
+    /// A vector of floats of any width.
     fn floats(&self, name: &str, length: usize) -> Result<Vec<f32>, LoadWeightsError> {
         let tensor = self.of_shape(name, &[length])?;
-        if tensor.kind != TensorKind::F32 {
-            return Err(LoadWeightsError::Kind { tensor: name.to_owned(), kind: tensor.kind });
+        let halves = || tensor.bytes.as_chunks::<2>().0.iter();
+        match tensor.kind.name() {
+            "F32" => Ok(tensor.bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()),
+            "F16" => Ok(halves().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect()),
+            "BF16" => Ok(halves().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect()),
+            _ => Err(LoadWeightsError::Kind { tensor: name.to_owned(), kind: tensor.kind }),
         }
-        Ok(tensor.bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    }
+
+    fn norm(&self, name: &str, length: usize) -> Result<Vec<f32>, LoadWeightsError> {
+        let mut weight = self.floats(name, length)?;
+        weight.iter_mut().for_each(|weight| *weight += self.norm_offset);
+        Ok(weight)
     }
 
     fn matrix(&self, name: &str, [width, rows]: [usize; 2]) -> Result<MatrixSource<'a>, LoadWeightsError> {

@@ -1,8 +1,12 @@
 //! The frequencies of a rotary position embedding, and how models stretch them over a longer context.
 
+use std::f64::consts::TAU;
+
+use engine_kernels::Rope;
+use engine_kernels::elementary::{ln, power};
 use serde::Serialize;
 
-use super::{ConfigError, ROPE_BASE, ROPE_FACTOR};
+use super::{ConfigError, LayerRope, ModelConfig, ROPE_BASE, ROPE_FACTOR};
 
 /// One rotation: the base of its frequencies, and their scaling.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -54,11 +58,67 @@ impl RopeScaling {
     /// The attention factor of YaRN, unless a model states another: `1 + ln(factor) / 10`.
     #[must_use]
     pub fn yarn_attention_factor(factor: f32) -> f32 {
-        if factor <= 1.0 { 1.0 } else { (1.0 + 0.1 * f64::from(factor).ln()) as f32 }
+        if factor <= 1.0 { 1.0 } else { (1.0 + 0.1 * ln(factor.into())) as f32 }
+    }
+}
+
+/// `share` of the frequency as it is, the rest divided by `factor`.
+fn blend(frequency: f64, factor: f32, share: f64) -> f64 {
+    frequency * share + frequency / f64::from(factor) * (1.0 - share)
+}
+
+impl ModelConfig {
+    /// The rotation of [`LayerRope::Global`]; `divisors`, if any, divide its frequencies.
+    pub(crate) fn rope(&self, divisors: &[f32]) -> Rope {
+        Rope::new(self.rope_pairs, self.rope.frequencies(self.rope_dims, divisors), self.rope.magnitude())
+    }
+
+    /// The rotation of [`LayerRope::Local`], which costs nothing where no block has it.
+    pub(crate) fn local_rope(&self) -> Rope {
+        let is_used = self.blocks.iter().any(|block| block.rope == LayerRope::Local);
+        let dims = if is_used { self.rope_dims } else { 0 };
+        Rope::new(self.rope_pairs, self.local_rope.frequencies(dims, &[]), self.local_rope.magnitude())
     }
 }
 
 impl RopeConfig {
+    /// Radians a position, for each of `dims / 2` pairs.
+    fn frequencies(&self, dims: usize, divisors: &[f32]) -> Vec<f64> {
+        let base = f64::from(self.base);
+        let scaled = |pair: usize| {
+            let frequency = power(base, -2.0 * pair as f64 / dims as f64);
+            let frequency = frequency / divisors.get(pair).map_or(1.0, |divisor| f64::from(*divisor));
+            match self.scaling {
+                RopeScaling::None => frequency,
+                RopeScaling::Linear { factor } => frequency / f64::from(factor),
+                RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                    // How often the pair turns in the original context, as a place between the two borders.
+                    let turns = original_context as f64 * frequency / TAU;
+                    let (low, high) = (f64::from(low_freq_factor), f64::from(high_freq_factor));
+                    blend(frequency, factor, ((turns - low) / (high - low)).clamp(0.0, 1.0))
+                }
+                RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, .. } => {
+                    // The pair that turns `beta` times in the original context, where pairs are numbers on a line.
+                    let pair_of = |beta: f32| {
+                        dims as f64 * ln(original_context as f64 / (f64::from(beta) * TAU)) / (2.0 * ln(base))
+                    };
+                    let first = pair_of(beta_fast).floor().max(0.0);
+                    let last = pair_of(beta_slow).ceil().min(dims as f64 - 1.0);
+                    let last = if first == last { last + 0.001 } else { last };
+                    blend(frequency, factor, 1.0 - ((pair as f64 - first) / (last - first)).clamp(0.0, 1.0))
+                }
+            }
+        };
+        (0..dims / 2).map(scaled).collect()
+    }
+
+    fn magnitude(&self) -> f64 {
+        match self.scaling {
+            RopeScaling::Yarn { attention_factor, .. } => attention_factor.into(),
+            RopeScaling::None | RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => 1.0,
+        }
+    }
+
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let contradiction = |text: String| Err(ConfigError::Contradiction(text));
         if !ROPE_BASE.contains(&f64::from(self.base)) {
