@@ -146,11 +146,9 @@ impl Team {
         let own = catch_unwind(AssertUnwindSafe(|| shared.take_pieces(0, pieces, work)));
         let entered = (shared.gate.0.fetch_or(CLOSED, Ordering::SeqCst) & (CLOSED - 1)) as usize;
         shared.round_finished.wait(|| shared.finished.0.load(Ordering::SeqCst) == entered);
-        if let Err(panic) = own {
-            resume_unwind(panic);
-        }
+        // Taken in any case, so that none is left for the next round.
         let theirs = lock(&shared.panic).take();
-        if let Some(panic) = theirs {
+        if let Some(panic) = own.err().or(theirs) {
             resume_unwind(panic);
         }
     }
@@ -374,6 +372,27 @@ mod tests {
             }));
             assert!(caught.is_err());
         }
+        let calm = AtomicUsize::new(0);
+        team.run(2, &|_, _| {
+            calm.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(calm.into_inner(), 2);
+    }
+
+    #[test]
+    fn of_two_panics_in_one_round_none_is_left_for_the_next() {
+        let mut team = Team::new(2);
+        let both = AtomicUsize::new(0);
+        let caught = catch_unwind(AssertUnwindSafe(|| {
+            team.run(2, &|_, _| {
+                both.fetch_add(1, Ordering::SeqCst);
+                while both.load(Ordering::SeqCst) < 2 {
+                    std::thread::yield_now();
+                }
+                panic!("planted");
+            });
+        }));
+        assert!(caught.is_err());
         let calm = AtomicUsize::new(0);
         team.run(2, &|_, _| {
             calm.fetch_add(1, Ordering::Relaxed);
