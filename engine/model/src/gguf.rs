@@ -243,6 +243,15 @@ impl Gguf {
         self.source.bytes()
     }
 
+    /// Gives the memory of a part of [`Gguf::file_bytes`] back until it is read again.
+    pub(crate) fn release(&self, part: &[u8]) {
+        match &self.source {
+            Source::Mapped(file) => file.release(part),
+            #[cfg(test)]
+            Source::Memory(_) => {}
+        }
+    }
+
     /// The value of a metadata key such as `general.architecture`.
     #[must_use]
     pub fn metadata(&self, key: &str) -> Option<&Value> {

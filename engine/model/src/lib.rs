@@ -11,11 +11,13 @@ mod gguf;
 mod inspection;
 mod model;
 mod numerics;
+mod packed_weights;
 mod tensor_kind;
 #[cfg(test)]
 mod test_model;
 mod tokenizer;
 mod weights;
+mod weights_cache;
 
 pub use chat_template::{ChatMessage, ChatTemplate, ChatTemplateError, LoadTemplateError, MESSAGES_MAX};
 pub use config::{Activation, BlockConfig, ConfigError, LayerRope, ModelConfig, RopeConfig, RopePairs, RopeScaling};
@@ -23,7 +25,8 @@ pub use engine_kernels::{KernelFamily, KvShape, KvStore, KvStoreError, PAGE_TOKE
 pub use forward::{Forward, ForwardError};
 pub use gguf::{Array, Gguf, GgufError, TensorView, Value};
 pub use inspection::{Inspection, TensorShare, TokenizerFacts, inspect};
-pub use model::{LoadModelError, Model};
+pub use model::{CacheUse, LoadModelError, LoadOptions, Loaded, Model};
 pub use tensor_kind::TensorKind;
 pub use tokenizer::{LoadTokenizerError, TEXT_BYTES_MAX, TokenizeError, Tokenizer};
 pub use weights::LoadWeightsError;
+pub use weights_cache::{SaveWeightsError, UnsavedWeights, UnusableCache};

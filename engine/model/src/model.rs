@@ -1,6 +1,6 @@
 //! A loaded model: its configuration, weights, tokenizer and chat template, immutable from then on.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use sha2::{Digest, Sha256};
@@ -10,8 +10,10 @@ use crate::config::{ConfigError, Keys, ModelConfig};
 use crate::fingerprint;
 use crate::gguf::{Gguf, GgufError};
 use crate::numerics;
+use crate::packed_weights::{Origin, Packer};
 use crate::tokenizer::{LoadTokenizerError, Tokenizer};
 use crate::weights::{LoadWeightsError, Weights};
+use crate::weights_cache::{CacheLookup, UnsavedWeights, UnusableCache, hint};
 
 /// Why a model could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +43,35 @@ pub struct Model {
     parts: Parts,
 }
 
+/// How a model is to be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// Threads that repack or read the weights.
+    pub threads: usize,
+    /// The folder of repacked weights; none are kept when `None`.
+    pub weights_cache: Option<PathBuf>,
+}
+
+/// A loaded model, and what a cache had to do with it.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The model.
+    pub model: Model,
+    /// Where its weights come from.
+    pub cache: CacheUse,
+}
+
+/// What a cache of repacked weights had to do with a model.
+#[derive(Debug)]
+pub enum CacheUse {
+    /// None was asked for.
+    Off,
+    /// The weights are from it.
+    Restored,
+    /// The weights were repacked, and can be saved for the next start.
+    Unsaved(UnsavedWeights),
+}
+
 /// What [`Model::load`] makes of a file's content, and what `model inspect` tries.
 #[derive(Debug)]
 pub(crate) struct Parts {
@@ -56,13 +87,39 @@ impl Model {
     /// # Errors
     /// [`LoadModelError`], naming what is wrong with the file.
     pub fn load(path: &Path, threads: usize) -> Result<Self, LoadModelError> {
+        Ok(Self::load_with(path, &LoadOptions { threads, weights_cache: None })?.model)
+    }
+
+    /// As [`Model::load`], with the repacked weights from a cache when it has them.
+    ///
+    /// # Errors
+    /// [`LoadModelError`], naming what is wrong with the file. Nothing that is wrong with the cache is an error.
+    pub fn load_with(path: &Path, options: &LoadOptions) -> Result<Loaded, LoadModelError> {
         let gguf = Gguf::open(path)?;
+        let folder = options.weights_cache.as_deref();
+        let lookup = folder.map(|folder| CacheLookup { folder, hint: hint(gguf.file_bytes()) });
         let (digest, parts) = thread::scope(|scope| {
             let digest = scope.spawn(|| sha256(&gguf));
-            let parts = Parts::load(&gguf, threads);
+            let parts = Parts::load_cached(&gguf, options.threads, lookup.as_ref());
             (join(digest), parts)
         });
-        Ok(Self { name: model_name(&gguf, path), digest, parts: parts? })
+        let mut parts = parts?;
+        let mut reason = None;
+        // The weights were restored on the word of the cache that they are this file's.
+        if matches!(parts.weights.packed.origin, Origin::Cache(model) if model != digest) {
+            drop(parts);
+            parts = Parts::load(&gguf, options.threads)?;
+            reason = Some(UnusableCache::Model);
+        }
+        let cache = match (&lookup, &mut parts.weights.packed.origin) {
+            (None, _) => CacheUse::Off,
+            (Some(_), Origin::Cache(_)) => CacheUse::Restored,
+            (Some(CacheLookup { folder, hint }), Origin::Repacked(other)) => {
+                let reason = reason.or(other.take());
+                CacheUse::Unsaved(UnsavedWeights::new(folder, digest, *hint, &parts.weights.packed, reason))
+            }
+        };
+        Ok(Loaded { model: Self { name: model_name(&gguf, path), digest, parts }, cache })
     }
 
     /// The model's dimensions.
@@ -103,6 +160,13 @@ impl Model {
         fingerprint::description(self)
     }
 
+    /// BLAKE3 of the weights as the kernels read them: the same whether they were repacked from the file or restored from
+    /// a cache. Made from the bytes in memory, so a cache that somebody changed shows here.
+    #[must_use]
+    pub fn weights_digest(&self) -> [u8; 32] {
+        self.parts.weights.digest
+    }
+
     /// Text to tokens and back.
     #[must_use]
     pub fn tokenizer(&self) -> &Tokenizer {
@@ -128,6 +192,10 @@ impl Model {
 
 impl Parts {
     pub(crate) fn load(gguf: &Gguf, threads: usize) -> Result<Self, LoadModelError> {
+        Self::load_cached(gguf, threads, None)
+    }
+
+    fn load_cached(gguf: &Gguf, threads: usize, cache: Option<&CacheLookup<'_>>) -> Result<Self, LoadModelError> {
         let config = ModelConfig::from_gguf(gguf)?;
         let chat_template = match gguf.metadata(TEMPLATE_KEY) {
             None => None,
@@ -135,7 +203,8 @@ impl Parts {
         };
         let (tokenizer, weights) = thread::scope(|scope| {
             let tokenizer = scope.spawn(|| Tokenizer::from_gguf(gguf));
-            let weights = Weights::load(gguf, &config, threads);
+            let packer = Packer { threads, release: &|part| gguf.release(part), cache };
+            let weights = Weights::load_with(gguf, &config, &packer);
             (join(tokenizer), weights)
         });
         Ok(Self { config, tokenizer: tokenizer?, chat_template, weights: weights? })
@@ -144,8 +213,16 @@ impl Parts {
 
 pub(crate) const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 
+/// Of a model file, this much is in memory at a time while it is digested.
+const DIGEST_BYTES: usize = 1 << 20;
+
 pub(crate) fn sha256(gguf: &Gguf) -> [u8; 32] {
-    Sha256::digest(gguf.file_bytes()).into()
+    let mut digest = Sha256::new();
+    for part in gguf.file_bytes().chunks(DIGEST_BYTES) {
+        digest.update(part);
+        gguf.release(part);
+    }
+    digest.finalize().into()
 }
 
 /// A panic in the thread is a bug of ours and goes on in the caller.

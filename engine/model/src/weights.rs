@@ -3,11 +3,14 @@
 //! Everything is copied out of the file, token embeddings included (with a tied head they are the head's rows), so
 //! that the mapping can be dropped: resident memory is the repacked weights and nothing else.
 
+use std::cell::RefCell;
+
 use engine_kernels::{HEAD_DIM_MAX, KernelFamily, Matrix, MatrixKind, MatrixSource, PackError};
 use half::{bf16, f16};
 
 use crate::config::ModelConfig;
 use crate::gguf::{Gguf, TensorView};
+use crate::packed_weights::{PackedWeights, Packer};
 use crate::tensor_kind::TensorKind;
 
 /// Why the tensors do not make up the model that the configuration describes.
@@ -55,9 +58,15 @@ pub enum LoadWeightsError {
         /// The largest possible.
         value_max: usize,
     },
+    /// A weight, or the scale or minimum of a block of weights, is infinite or not a number.
+    #[error("tensor `{tensor}` has a weight that is infinite or not a number")]
+    NotFinite {
+        /// Its name.
+        tensor: String,
+    },
     /// The matrices could not be repacked.
     #[error("the weights could not be repacked: {0}")]
-    Pack(#[from] PackError),
+    Pack(PackError),
 }
 
 /// One decoder block. Matrices have their biases with them.
@@ -88,6 +97,10 @@ pub(crate) struct Weights {
     pub(crate) embedding: Matrix,
     /// Divisors of the rotary frequencies; empty in most models.
     pub(crate) rope_factors: Vec<f32>,
+    /// The memory of all matrices.
+    pub(crate) packed: PackedWeights,
+    /// BLAKE3 of everything that is computed with: matrices as they lie in memory, norms and all other vectors.
+    pub(crate) digest: [u8; 32],
 }
 
 /// Matrices of a decoder block, in the order in which a forward pass reads them.
@@ -101,25 +114,46 @@ const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT_NORM: &str = "output_norm.weight";
 const HEAD: &str = "output.weight";
 const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// What the digest of the weights is for, as BLAKE3's key derivation wants it: unique, and never changed.
+const DIGEST_CONTEXT: &str = "bulkhead 2026-11-30 weights as they are computed with";
 
 impl Weights {
     /// Reads, checks and repacks all tensors, on `threads`.
     ///
     /// # Errors
     /// [`LoadWeightsError`], naming the tensor.
+    #[cfg(test)]
     pub(crate) fn load(gguf: &Gguf, config: &ModelConfig, threads: usize) -> Result<Self, LoadWeightsError> {
+        Self::load_with(gguf, config, &Packer { threads, release: &|_| (), cache: None })
+    }
+
+    /// Reads, checks and packs all tensors.
+    ///
+    /// # Errors
+    /// [`LoadWeightsError`], naming the tensor.
+    pub(crate) fn load_with(gguf: &Gguf, config: &ModelConfig, packer: &Packer<'_>) -> Result<Self, LoadWeightsError> {
         for name in gguf.tensor_names() {
             if !is_known(name, config) {
                 return Err(LoadWeightsError::Unknown { tensor: name.to_owned() });
             }
         }
-        Self::from_tensors(config, threads, |name| gguf.tensor(name))
+        Self::from_tensors_with(config, packer, |name| gguf.tensor(name))
     }
 
-    /// As [`Weights::load`], from wherever the tensors are. They are asked for by their names in GGUF files.
+    /// As [`Weights::load`], from wherever the tensors are.
+    #[cfg(test)]
     pub(crate) fn from_tensors<'a>(
         config: &ModelConfig,
         threads: usize,
+        tensor: impl Fn(&str) -> Option<TensorView<'a>>,
+    ) -> Result<Self, LoadWeightsError> {
+        Self::from_tensors_with(config, &Packer { threads, release: &|_| (), cache: None }, tensor)
+    }
+
+    /// As [`Weights::load_with`], from wherever the tensors are. They are asked for by their names in GGUF files.
+    pub(crate) fn from_tensors_with<'a>(
+        config: &ModelConfig,
+        packer: &Packer<'_>,
         tensor: impl Fn(&str) -> Option<TensorView<'a>>,
     ) -> Result<Self, LoadWeightsError> {
         check_dimension("the head dimension", config.head_dim, 16, HEAD_DIM_MAX)?;
@@ -127,7 +161,8 @@ impl Weights {
         check_dimension("the feed-forward width", config.ff_width, 32, usize::MAX)?;
         check_dimension("the width of all heads", config.heads * config.head_dim, 32, usize::MAX)?;
 
-        let tensors = Tensors { tensor, norm_offset: config.norm_offset };
+        let (digest, matrices) = (RefCell::default(), RefCell::default());
+        let tensors = Tensors { tensor, norm_offset: config.norm_offset, digest, matrices };
         let (width, ff_width) = (config.width, config.ff_width);
         let (query_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let shapes = [
@@ -163,8 +198,11 @@ impl Weights {
             false => Vec::new(),
         };
 
+        let packed = packer.pack(&sources).map_err(|error| tensors.name(error))?;
+        let digest = tensors.finish(&packed);
         let biases = biases.into_iter().chain(std::iter::repeat(None));
-        let mut matrices = std::iter::zip(Matrix::pack(&sources, threads)?, biases).map(|(matrix, bias)| match bias {
+        let matrices = packed.matrices.matrices().iter().cloned();
+        let mut matrices = std::iter::zip(matrices, biases).map(|(matrix, bias)| match bias {
             Some(bias) => matrix.with_bias(bias),
             None => matrix,
         });
@@ -189,7 +227,7 @@ impl Weights {
         }
         let embedding = next()?;
         let head = if config.is_tied { embedding.clone() } else { next()? };
-        Ok(Self { layers, output_norm, head, embedding, rope_factors })
+        Ok(Self { layers, output_norm, head, embedding, rope_factors, packed, digest })
     }
 
     /// All matrices, in the order in which a forward pass reads them. A tied head is there once more, as the head.
@@ -285,6 +323,10 @@ struct Tensors<F> {
     tensor: F,
     /// Added to the weights of norms.
     norm_offset: f32,
+    /// Of all vectors so far.
+    digest: RefCell<blake3::Hasher>,
+    /// The names of all matrices so far.
+    matrices: RefCell<Vec<String>>,
 }
 
 impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
@@ -305,18 +347,44 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
     fn floats(&self, name: &str, length: usize) -> Result<Vec<f32>, LoadWeightsError> {
         let tensor = self.of_shape(name, &[length])?;
         let halves = || tensor.bytes.as_chunks::<2>().0.iter();
-        match tensor.kind.name() {
-            "F32" => Ok(tensor.bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()),
-            "F16" => Ok(halves().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect()),
-            "BF16" => Ok(halves().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect()),
-            _ => Err(LoadWeightsError::Kind { tensor: name.to_owned(), kind: tensor.kind }),
+        let floats: Vec<f32> = match tensor.kind.name() {
+            "F32" => tensor.bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+            "F16" => halves().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect(),
+            "BF16" => halves().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
+            _ => return Err(LoadWeightsError::Kind { tensor: name.to_owned(), kind: tensor.kind }),
+        };
+        if !floats.iter().all(|value| value.is_finite()) {
+            return Err(LoadWeightsError::NotFinite { tensor: name.to_owned() });
         }
+        let mut digest = self.digest.borrow_mut();
+        digest.update(format!("{name} {length}\n").as_bytes());
+        for value in &floats {
+            digest.update(&value.to_le_bytes());
+        }
+        Ok(floats)
     }
 
     fn norm(&self, name: &str, length: usize) -> Result<Vec<f32>, LoadWeightsError> {
         let mut weight = self.floats(name, length)?;
         weight.iter_mut().for_each(|weight| *weight += self.norm_offset);
         Ok(weight)
+    }
+
+    /// The error with the tensor's name where it is about one.
+    fn name(&self, error: PackError) -> LoadWeightsError {
+        let PackError::NotFinite { matrix } = error else { return LoadWeightsError::Pack(error) };
+        match self.matrices.borrow().get(matrix) {
+            Some(tensor) => LoadWeightsError::NotFinite { tensor: tensor.clone() },
+            None => LoadWeightsError::Pack(error),
+        }
+    }
+
+    /// The digest of all vectors and matrices.
+    fn finish(&self, packed: &PackedWeights) -> [u8; 32] {
+        let mut digest = blake3::Hasher::new_derive_key(DIGEST_CONTEXT);
+        digest.update(&packed.shapes).update(&packed.content);
+        digest.update(self.digest.borrow().finalize().as_bytes());
+        digest.finalize().into()
     }
 
     fn matrix(&self, name: &str, [width, rows]: [usize; 2]) -> Result<MatrixSource<'a>, LoadWeightsError> {
@@ -336,6 +404,7 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
             30 => MatrixKind::BF16,
             _ => return Err(LoadWeightsError::Kind { tensor: name.to_owned(), kind: tensor.kind }),
         };
+        self.matrices.borrow_mut().push(name.to_owned());
         Ok(MatrixSource { kind, rows, width, bytes: tensor.bytes })
     }
 }

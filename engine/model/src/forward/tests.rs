@@ -382,6 +382,51 @@ fn tensors_that_do_not_fit_are_named() {
 }
 
 #[test]
+fn tensors_that_are_not_finite_are_named() {
+    // Every kind twice: whichever tensor it is, and whichever of its two places in a block has the number.
+    for (is_last, half) in [(false, 0x7c00_u16), (true, 0xfc00), (false, 0x7e00), (true, 0x7c01)] {
+        let mut tensors = Tensors::new(&config(), &[8, 2, 1, 30, 0, 3, 6, 7], false);
+        tensors.add("rope_freqs.weight", &[6], 0);
+        tensors.load(&config()).unwrap();
+        for name in tensors.tensors.keys().cloned().collect::<Vec<_>>() {
+            let (_, kind, bytes) = tensors.tensors.get_mut(&name).unwrap();
+            let good = bytes.clone();
+            // The first block of the first row, or the last of the last.
+            let block = if is_last { bytes.len() - kind.block_bytes() as usize } else { 0 };
+            match kind.name() {
+                "F32" => bytes[block + 2..block + 4].copy_from_slice(&(half | 0x7f80).to_le_bytes()),
+                "BF16" => bytes[block..block + 2].copy_from_slice(&(half | 0x7f80).to_le_bytes()),
+                _ => bytes[block..block + 2].copy_from_slice(&half.to_le_bytes()),
+            }
+            let error = tensors.load(&config()).unwrap_err();
+            assert_eq!(error.to_string(), format!("tensor `{name}` has a weight that is infinite or not a number"));
+            tensors.tensors.get_mut(&name).unwrap().2 = good;
+        }
+        tensors.load(&config()).unwrap();
+    }
+}
+
+#[test]
+fn every_tensor_is_in_the_digest_of_the_weights() {
+    let mut tensors = Tensors::new(&config(), &[8, 2, 1, 30, 0, 3, 6, 7], false);
+    tensors.add("rope_freqs.weight", &[6], 0);
+    let digest = |tensors: &Tensors| tensors.load(&config()).unwrap().digest;
+    let wanted = digest(&tensors);
+    assert_eq!(digest(&tensors), wanted);
+    for name in tensors.tensors.keys().cloned().collect::<Vec<_>>() {
+        // Its last bit, which makes no number infinite in any kind but F16 of the largest numbers.
+        let flip = |tensors: &mut Tensors| {
+            let (_, _, bytes) = tensors.tensors.get_mut(&name).unwrap();
+            let last = bytes.len() - 4;
+            bytes[last] ^= 1;
+        };
+        flip(&mut tensors);
+        assert_ne!(digest(&tensors), wanted, "{name}");
+        flip(&mut tensors);
+    }
+}
+
+#[test]
 fn dimensions_that_do_not_divide_are_named() {
     let refused = |config: ModelConfig| Weights::from_tensors(&config, 1, |_| None).unwrap_err().to_string();
     assert_eq!(
