@@ -7,6 +7,7 @@
 
 mod aarch64;
 mod architecture;
+mod bench;
 mod checks;
 mod mutations;
 mod phase;
@@ -41,6 +42,9 @@ enum Chore {
     },
     /// Compare the crates with the rules in ARCHITECTURE.md
     Architecture,
+    /// Measure against other engines and the machine's ceilings; writes tests/results and docs/performance.md
+    #[command(subcommand)]
+    Bench(bench::Bench),
     /// Switch off each safety check in turn and see that a test notices
     Mutations {
         /// Only those whose name contains this text
@@ -59,6 +63,7 @@ fn main() -> ExitCode {
         Chore::Ci => checks::ci(&root),
         Chore::Aarch64 { filter } => aarch64::test(&root, &filter),
         Chore::Architecture => checks::architecture(&root),
+        Chore::Bench(bench) => bench::run(&root, &bench),
         Chore::Mutations { list: true, .. } => {
             mutations::list();
             Ok(())

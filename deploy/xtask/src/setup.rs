@@ -78,7 +78,7 @@ fn install(root: &Path, tool: &Tool) -> Result<()> {
     Ok(())
 }
 
-fn make_venv(venv: &Path) -> Result<()> {
+pub(crate) fn make_venv(venv: &Path) -> Result<()> {
     if works(Command::new(venv.join("bin/python")).args(["-m", "pip", "--version"])) {
         return Ok(());
     }
