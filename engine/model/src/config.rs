@@ -4,6 +4,7 @@
 //! them is here: the ranges of the numbers, and that they fit together ([`ModelConfig::checked`]).
 
 mod gguf;
+mod hugging_face;
 mod rope;
 
 use std::fmt::Debug;

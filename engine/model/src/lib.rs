@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod chat_template;
+mod checkpoint;
 mod config;
 mod fingerprint;
 mod forward;
@@ -20,6 +21,7 @@ mod weights;
 mod weights_cache;
 
 pub use chat_template::{ChatMessage, ChatTemplate, ChatTemplateError, LoadTemplateError, MESSAGES_MAX};
+pub use checkpoint::{Checkpoint, OpenCheckpointError, OpenFolderError, ReadTemplateError, SafetensorsError};
 pub use config::{Activation, BlockConfig, ConfigError, LayerRope, ModelConfig, RopeConfig, RopePairs, RopeScaling};
 pub use engine_kernels::{KernelFamily, KvShape, KvStore, KvStoreError, PAGE_TOKENS, PageFault, PageRef, Span};
 pub use forward::{Forward, ForwardError};

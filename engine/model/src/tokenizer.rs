@@ -9,6 +9,7 @@
 mod algorithm;
 mod byte_level;
 mod gguf;
+mod json;
 mod merges;
 mod sentence_piece;
 mod split;
@@ -22,6 +23,7 @@ use sha2::{Digest, Sha256};
 use crate::config::ConfigError;
 use crate::gguf::Gguf;
 use algorithm::{Algorithm, Memory};
+pub(crate) use json::Settings;
 use merges::NONE;
 use vocabulary::{SPECIAL_LIMITS, TokenType, Vocabulary};
 
@@ -86,6 +88,28 @@ pub enum LoadTokenizerError {
     NotAByte {
         /// The token.
         token: usize,
+    },
+    /// A `tokenizer.json` that is not JSON, or has another structure.
+    #[error("`tokenizer.json` cannot be read: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A file beside it that is not JSON.
+    #[error("`{file}` is not valid: {source}")]
+    Beside {
+        /// Its name.
+        file: &'static str,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// A part of a `tokenizer.json` that has no counterpart here: without it the tokens would be wrong.
+    #[error("`tokenizer.json` asks for {0}, which is not supported")]
+    Unsupported(String),
+    /// A token's number is taken, or beyond the embeddings.
+    #[error("token number {number} is taken, or is not one of the {tokens} rows of the embeddings")]
+    TokenNumber {
+        /// The number.
+        number: u64,
+        /// Rows of the embeddings.
+        tokens: usize,
     },
     /// The same text twice.
     #[error("token {token} has the text of an earlier token")]
@@ -159,6 +183,14 @@ impl Tokenizer {
     /// [`LoadTokenizerError`], naming the key or the token.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, LoadTokenizerError> {
         gguf::read(gguf)
+    }
+
+    /// Reads a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`LoadTokenizerError`], naming the part or the token.
+    pub(crate) fn from_json(bytes: &[u8], settings: &Settings) -> Result<Self, LoadTokenizerError> {
+        json::read(bytes, settings)
     }
 
     fn assemble(
@@ -294,12 +326,13 @@ impl Tokenizer {
         self.ends.len()
     }
 
-    /// Bytes of the longest token. A text of more than `n` times as many bytes has more than `n` tokens (or bytes that
+    /// Bytes of text that the longest token stands for. A text of more than `n` times as many bytes has more than `n` tokens (or bytes that
     /// nothing can write), which is known without tokenizing it.
     #[must_use]
     pub fn longest_token_bytes(&self) -> usize {
         let starts = std::iter::once(&0).chain(&self.ends);
         self.ends.iter().zip(starts).map(|(end, start)| end - start).max().unwrap_or(0)
+            * self.algorithm.text_bytes_per_byte()
     }
 
     /// Begin of sequence.

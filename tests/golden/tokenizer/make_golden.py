@@ -17,7 +17,7 @@ import gguf
 import llama_cpp
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2 as model_pb2
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 HERE = Path(__file__).parent
 TEXT = (HERE.parent / "model" / "long_prompt.txt").read_text()
@@ -166,7 +166,7 @@ def characters():
     tokenizer.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
     tokenizer.train_from_iterator([TEXT, *STRINGS], trainer)
     tokenizer.pre_tokenizer = None
-    tokenizer.add_tokens(ADDED)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ADDED])
     described = json.loads(tokenizer.to_str())
     # The trainer knows no bytes: they are ordinary entries of the vocabulary.
     described["added_tokens"] = [

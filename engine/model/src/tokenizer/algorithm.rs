@@ -3,14 +3,21 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
+
 use super::merges::{Merges, NONE, Scratch};
 use super::sentence_piece::{ScoreScratch, ScoredTokens};
 use super::split::Split;
+
+/// SentencePiece's space.
+const SPACE_MARK: char = '\u{2581}';
 
 /// The way.
 pub(super) enum Algorithm {
     /// Pieces of text, whose bytes are merged by rank.
     ByteLevel {
+        /// Text is composed first (Unicode's form C).
+        is_nfc: bool,
         split: Split,
         byte_tokens: [u32; 256],
         merges: Merges,
@@ -58,8 +65,9 @@ impl Algorithm {
             return;
         }
         match self {
-            Self::ByteLevel { split, byte_tokens, merges, whole_pieces } => {
-                split.pieces(text, &mut |piece| match whole_pieces.get(piece.as_bytes()) {
+            Self::ByteLevel { is_nfc, split, byte_tokens, merges, whole_pieces } => {
+                let text = if *is_nfc { compose(text) } else { text.into() };
+                split.pieces(&text, &mut |piece| match whole_pieces.get(piece.as_bytes()) {
                     Some(&token) => out.push(token),
                     None => {
                         let parts = piece.bytes().map(|byte| byte_tokens[usize::from(byte)]);
@@ -78,11 +86,22 @@ impl Algorithm {
         }
     }
 
+    /// Bytes of text for each byte of its tokens, at most.
+    pub(super) fn text_bytes_per_byte(&self) -> usize {
+        match self {
+            Self::ByteLevel { is_nfc: true, .. } => COMPOSED_SHARE_MAX,
+            // U+2581 is a space.
+            Self::Scores { .. } | Self::Characters { .. } => SPACE_MARK.len_utf8(),
+            Self::ByteLevel { is_nfc: false, .. } => 1,
+        }
+    }
+
     /// Calls `part` for everything that the algorithm knows beside the vocabulary, in one form.
     pub(super) fn parts(&self, part: &mut impl FnMut(&[u8])) {
         part(self.name().as_bytes());
         match self {
-            Self::ByteLevel { split, merges, whole_pieces, .. } => {
+            Self::ByteLevel { is_nfc, split, merges, whole_pieces, .. } => {
+                part(&[u8::from(*is_nfc)]);
                 part(split.description().as_bytes());
                 part(&merges.bytes());
                 part(&[u8::from(!whole_pieces.is_empty())]);
@@ -110,10 +129,20 @@ impl Algorithm {
     }
 }
 
+/// Bytes of text that become one byte when they are composed, at most: the Kelvin sign becomes a K, three letters of
+/// Hangul one syllable.
+const COMPOSED_SHARE_MAX: usize = 3;
+
+fn compose(text: &str) -> Cow<'_, str> {
+    match is_nfc_quick(text.chars()) {
+        IsNormalized::Yes => text.into(),
+        IsNormalized::No | IsNormalized::Maybe => text.nfc().collect(),
+    }
+}
+
 impl Prefix {
     /// The text as the vocabulary compares it: U+2581 is the same as a space.
     fn apply(self, text: &str, begins: bool) -> Cow<'_, str> {
-        const SPACE_MARK: char = '\u{2581}';
         let text = if text.contains(SPACE_MARK) { Cow::Owned(text.replace(SPACE_MARK, " ")) } else { text.into() };
         let adds = match self {
             Self::None => false,
@@ -177,6 +206,15 @@ mod tests {
         ] {
             assert_eq!(prefix.apply(text, begins), wanted, "{prefix:?} {begins} {text:?}");
         }
+    }
+
+    #[test]
+    fn composing_shrinks_no_character_below_the_stated_share() {
+        for character in '\0'..=char::MAX {
+            let text = character.to_string();
+            assert!(compose(&text).len() * COMPOSED_SHARE_MAX >= text.len(), "{character:?}");
+        }
+        assert_eq!((compose("\u{1112}\u{1161}\u{11ab}").len(), compose("\u{212a}")), (3, "K".into()));
     }
 
     #[test]

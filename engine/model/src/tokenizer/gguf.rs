@@ -38,7 +38,8 @@ pub(super) fn byte_level(keys: &Keys<'_>, pre: &str) -> Result<Tokenizer, LoadTo
         merges.push_text(&vocabulary, merge, line.split_once(' '))?;
     }
     let whole_pieces = if split.whole_pieces_first { vocabulary.normal.clone() } else { Default::default() };
-    let algorithm = Algorithm::ByteLevel { split, byte_tokens: vocabulary.byte_tokens, merges, whole_pieces };
+    let algorithm =
+        Algorithm::ByteLevel { is_nfc: false, split, byte_tokens: vocabulary.byte_tokens, merges, whole_pieces };
     Tokenizer::assemble(pre, vocabulary, algorithm, frame)
 }
 

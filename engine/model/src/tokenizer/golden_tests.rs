@@ -7,12 +7,12 @@ use super::*;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tokenizer/");
 
-fn read(file: &str) -> Vec<u8> {
+pub(super) fn read(file: &str) -> Vec<u8> {
     std::fs::read(format!("{FOLDER}{file}")).unwrap()
 }
 
 /// The names of the strings whose tokens are others than those of the golden file.
-fn wrong(tokenizer: &Tokenizer, strings: &Json, golden: &Json, allow_special: bool) -> Vec<String> {
+pub(super) fn wrong(tokenizer: &Tokenizer, strings: &Json, golden: &Json, allow_special: bool) -> Vec<String> {
     let (strings, golden) = (strings.as_array().unwrap(), golden.as_array().unwrap());
     assert!(strings.len() >= 30 && strings.len() == golden.len());
     let differ = |(text, wanted): (&Json, &Json)| {

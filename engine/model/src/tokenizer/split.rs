@@ -16,6 +16,15 @@ const QWEN2: &str = concat!(
     r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
 );
+/// As above, but the case of contractions is ignored as Unicode has it: the long s is one.
+const LLAMA3_FOLDED: &str = concat!(
+    r"'[sS\u{17f}]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
+);
+const QWEN2_FOLDED: &str = concat!(
+    r"'[sS\u{17f}]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
+);
 const TEKKEN: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}",
@@ -36,6 +45,43 @@ enum White {
 struct Pattern {
     regex: Regex,
     white: White,
+}
+
+/// A pattern as `tokenizer.json` names it.
+#[derive(Clone, Copy)]
+pub(super) struct Rule {
+    pattern: &'static str,
+    white: White,
+}
+
+impl Rule {
+    /// Every number character on its own.
+    pub(super) fn digit() -> Self {
+        Self { pattern: r"\p{N}", white: White::Plain }
+    }
+
+    /// GPT-2's words.
+    pub(super) fn gpt2() -> Self {
+        Self { pattern: GPT2, white: White::Lookahead }
+    }
+
+    /// A pattern word by word as its makers published it; `None` for any other.
+    pub(super) fn published(pattern: &str) -> Option<Self> {
+        const END: &str = r"|\s*[\r\n]+|\s+(?!\S)|\s+";
+        const LLAMA3: &str =
+            concat!(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}", r"| ?[^\s\p{L}\p{N}]+[\r\n]*");
+        const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*";
+        let words = |pattern| Some(Self { pattern, white: White::LookaheadAfterLines });
+        if pattern == format!("{}|\\s+(?!\\S)|\\s+", GPT2.trim_end_matches(r"|\s+")) {
+            return Some(Self::gpt2());
+        }
+        match pattern.strip_suffix(END)? {
+            LLAMA3 => words(LLAMA3_FOLDED),
+            QWEN2 => words(QWEN2_FOLDED),
+            rest if TEKKEN.strip_prefix(rest) == Some(r"|\s*[\r\n]+|\s+") => words(TEKKEN),
+            _ => None,
+        }
+    }
 }
 
 /// A pre-tokenizer.
@@ -68,6 +114,11 @@ impl Split {
         };
         let is_llama3_or_tekken = matches!(name, "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "tekken");
         Self::of(&patterns, is_llama3_or_tekken)
+    }
+
+    /// By the rules of a `tokenizer.json`.
+    pub(super) fn of_rules(rules: &[Rule], whole_pieces_first: bool) -> Option<Self> {
+        Self::of(&rules.iter().map(|rule| (rule.pattern, rule.white)).collect::<Vec<_>>(), whole_pieces_first)
     }
 
     fn of(patterns: &[(&str, White)], whole_pieces_first: bool) -> Option<Self> {

@@ -1,0 +1,179 @@
+//! A model on disk, whichever format it has: one GGUF file, or a folder in Hugging Face's layout.
+//!
+//! Tensors have the names and the order of dimensions that GGUF files give them; how the rows of Q and K are ordered
+//! and what is added to norms differs between the formats and stands in the configuration.
+
+mod hugging_face;
+mod safetensors;
+
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use crate::chat_template::{ChatTemplate, LoadTemplateError};
+use crate::config::{ConfigError, Keys, ModelConfig};
+use crate::gguf::{Gguf, GgufError, TensorView, Value};
+use crate::tokenizer::{LoadTokenizerError, Tokenizer};
+use hugging_face::HuggingFace;
+
+pub use hugging_face::OpenFolderError;
+pub use safetensors::SafetensorsError;
+
+/// Why a path is no checkpoint that can be read.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenCheckpointError {
+    /// Not a readable GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// Not a readable folder of a model.
+    #[error(transparent)]
+    Folder(#[from] OpenFolderError),
+}
+
+/// An opened checkpoint: its directory is read and checked, the tensors are still on disk.
+#[derive(Debug)]
+pub struct Checkpoint {
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Gguf(Gguf),
+    HuggingFace(HuggingFace),
+}
+
+impl Checkpoint {
+    /// Opens a GGUF file, or a folder with `config.json`, `tokenizer.json` and safetensors.
+    ///
+    /// # Errors
+    /// [`OpenCheckpointError`], naming the first thing that is wrong.
+    pub fn open(path: &Path) -> Result<Self, OpenCheckpointError> {
+        let content = match path.is_dir() {
+            true => Content::HuggingFace(HuggingFace::open(path)?),
+            false => Content::Gguf(Gguf::open(path)?),
+        };
+        Ok(Self { content })
+    }
+
+    /// The GGUF file, if it is one.
+    #[must_use]
+    pub fn gguf(&self) -> Option<&Gguf> {
+        match &self.content {
+            Content::Gguf(gguf) => Some(gguf),
+            Content::HuggingFace(_) => None,
+        }
+    }
+
+    /// What the model is made of.
+    ///
+    /// # Errors
+    /// [`ConfigError`], naming the key.
+    pub fn config(&self) -> Result<ModelConfig, ConfigError> {
+        match &self.content {
+            Content::Gguf(gguf) => ModelConfig::from_gguf(gguf),
+            Content::HuggingFace(folder) => folder.config(),
+        }
+    }
+
+    /// Text to tokens and back.
+    ///
+    /// # Errors
+    /// [`LoadTokenizerError`], naming the part or the token.
+    pub fn tokenizer(&self) -> Result<Tokenizer, LoadTokenizerError> {
+        match &self.content {
+            Content::Gguf(gguf) => Tokenizer::from_gguf(gguf),
+            Content::HuggingFace(folder) => folder.tokenizer(),
+        }
+    }
+
+    /// Conversations to tokens; `None` when the checkpoint brings no template.
+    ///
+    /// # Errors
+    /// [`ReadTemplateError`].
+    pub fn chat_template(&self) -> Result<Option<ChatTemplate>, ReadTemplateError> {
+        let source = match &self.content {
+            Content::Gguf(gguf) if gguf.metadata(TEMPLATE_KEY).is_none() => None,
+            Content::Gguf(gguf) => Some(Keys { gguf }.text(TEMPLATE_KEY)?.to_owned()),
+            Content::HuggingFace(folder) => folder.chat_template()?,
+        };
+        Ok(source.map(|source| ChatTemplate::new(&source)).transpose()?)
+    }
+
+    /// Whether the checkpoint brings a chat template.
+    #[must_use]
+    pub fn has_chat_template(&self) -> bool {
+        match &self.content {
+            Content::Gguf(gguf) => gguf.metadata(TEMPLATE_KEY).is_some(),
+            Content::HuggingFace(folder) => folder.chat_template().is_ok_and(|template| template.is_some()),
+        }
+    }
+
+    /// A tensor by its name in GGUF files, such as `blk.0.attn_q.weight`.
+    #[must_use]
+    pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        match &self.content {
+            Content::Gguf(gguf) => gguf.tensor(name),
+            Content::HuggingFace(folder) => folder.tensor(name),
+        }
+    }
+
+    /// All tensors' names. One that has no name in GGUF files has the one that its own file gives it.
+    pub fn tensor_names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        match &self.content {
+            Content::Gguf(gguf) => Box::new(gguf.tensor_names()),
+            Content::HuggingFace(folder) => Box::new(folder.tensor_names()),
+        }
+    }
+
+    /// SHA-256 of the file. Of a folder: of the lines `sha256sum` prints for the files that are used, sorted by name.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        match &self.content {
+            Content::Gguf(gguf) => Sha256::digest(gguf.file_bytes()).into(),
+            Content::HuggingFace(folder) => folder.digest(),
+        }
+    }
+
+    /// Size of all files that are used, bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match &self.content {
+            Content::Gguf(gguf) => gguf.file_bytes().len() as u64,
+            Content::HuggingFace(folder) => folder.bytes(),
+        }
+    }
+
+    /// The name that a GGUF file gives itself, or under which a folder lies in a hub's cache.
+    #[must_use]
+    pub fn own_name(&self) -> Option<&str> {
+        match &self.content {
+            Content::Gguf(gguf) => gguf.metadata("general.name").and_then(Value::as_str),
+            Content::HuggingFace(folder) => folder.own_name(),
+        }
+    }
+
+    /// Its architecture, as its file names it.
+    #[must_use]
+    pub fn architecture(&self) -> Option<&str> {
+        match &self.content {
+            Content::Gguf(gguf) => gguf.metadata("general.architecture").and_then(Value::as_str),
+            Content::HuggingFace(folder) => folder.architecture(),
+        }
+    }
+}
+
+const TEMPLATE_KEY: &str = "tokenizer.chat_template";
+
+/// Why a checkpoint's chat template cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadTemplateError {
+    /// It is no text.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// It does not compile.
+    #[error(transparent)]
+    Template(#[from] LoadTemplateError),
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,261 @@
+//! Folders in Hugging Face's layout that are made here, whole and damaged, and one of them beside a GGUF file.
+
+use std::fs;
+
+use serde_json::{Value as Json, json};
+
+use super::safetensors::tests::file as safetensors_file;
+use super::*;
+use crate::test_model;
+
+const ROWS: usize = 700;
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tokenizer/");
+
+/// A folder with a model of one layer, all of whose weights are 0.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Self(tempfile::tempdir().unwrap());
+        folder.json(
+            "config.json",
+            &json!({
+                "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 4,
+                "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": ROWS, "eos_token_id": [420],
+                "max_position_embeddings": 600, "rms_norm_eps": 1e-5, "tie_word_embeddings": true,
+            }),
+        );
+        folder.json("generation_config.json", &json!({"eos_token_id": 0}));
+        fs::copy(format!("{GOLDEN}bytes.json"), folder.0.path().join("tokenizer.json")).unwrap();
+        let template = "{{ bos_token }}{% for m in messages %}{{ m.content }}<|end|>{% endfor %}";
+        let settings =
+            json!({"bos_token": {"content": "<|begin|>"}, "eos_token": "<|end|>", "chat_template": template});
+        folder.json("tokenizer_config.json", &settings);
+        folder.write("model.safetensors", &weights(&TENSORS));
+        folder
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) {
+        fs::write(self.0.path().join(name), bytes).unwrap();
+    }
+
+    fn json(&self, name: &str, value: &Json) {
+        self.write(name, value.to_string().as_bytes());
+    }
+
+    fn remove(&self, name: &str) {
+        fs::remove_file(self.0.path().join(name)).unwrap();
+    }
+
+    fn open(&self) -> Result<Checkpoint, OpenCheckpointError> {
+        Checkpoint::open(self.0.path())
+    }
+
+    fn error(&self) -> String {
+        self.open().unwrap_err().to_string()
+    }
+}
+
+const TENSORS: [(&str, &[usize]); 12] = [
+    ("model.embed_tokens.weight", &[ROWS, 64]),
+    ("model.norm.weight", &[64]),
+    ("lm_head.weight", &[ROWS, 64]),
+    ("model.layers.0.input_layernorm.weight", &[64]),
+    ("model.layers.0.post_attention_layernorm.weight", &[64]),
+    ("model.layers.0.self_attn.q_proj.weight", &[64, 64]),
+    ("model.layers.0.self_attn.k_proj.weight", &[32, 64]),
+    ("model.layers.0.self_attn.v_proj.weight", &[32, 64]),
+    ("model.layers.0.self_attn.o_proj.weight", &[64, 64]),
+    ("model.layers.0.mlp.gate_proj.weight", &[96, 64]),
+    ("model.layers.0.mlp.up_proj.weight", &[96, 64]),
+    ("model.layers.0.mlp.down_proj.weight", &[64, 96]),
+];
+
+/// A file with these tensors, in BF16.
+fn weights(tensors: &[(&str, &[usize])]) -> Vec<u8> {
+    let mut header = serde_json::Map::new();
+    let mut end = 0;
+    for (name, shape) in tensors {
+        let begin = end;
+        end += 2 * shape.iter().product::<usize>();
+        header.insert((*name).to_owned(), json!({"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}));
+    }
+    safetensors_file(&Json::Object(header).to_string(), &vec![0; end])
+}
+
+#[test]
+fn a_folder_gives_what_a_gguf_file_gives() {
+    let checkpoint = Folder::new().open().unwrap();
+    let config = checkpoint.config().unwrap();
+    assert_eq!((config.layers, config.vocab, config.is_tied), (1, ROWS, true));
+    assert_eq!(checkpoint.architecture(), Some("llama"));
+    let mut names: Vec<&str> = checkpoint.tensor_names().collect();
+    names.sort_unstable();
+    assert_eq!(
+        names,
+        [
+            "blk.0.attn_k.weight",
+            "blk.0.attn_norm.weight",
+            "blk.0.attn_output.weight",
+            "blk.0.attn_q.weight",
+            "blk.0.attn_v.weight",
+            "blk.0.ffn_down.weight",
+            "blk.0.ffn_gate.weight",
+            "blk.0.ffn_norm.weight",
+            "blk.0.ffn_up.weight",
+            "output_norm.weight",
+            "token_embd.weight",
+        ],
+        "a tied head is not there twice"
+    );
+    let down = checkpoint.tensor("blk.0.ffn_down.weight").unwrap();
+    assert_eq!((down.shape, down.kind.name(), down.bytes.len()), ([96, 64].as_slice(), "BF16", 96 * 64 * 2));
+    let tokenizer = checkpoint.tokenizer().unwrap();
+    assert_eq!((tokenizer.vocab(), tokenizer.bos(), tokenizer.eos()), (ROWS, Some(0), Some(1)));
+    assert!([0, 1, 420].into_iter().all(|token| tokenizer.is_end(token)) && !tokenizer.is_end(2));
+    let template = checkpoint.chat_template().unwrap().unwrap();
+    let message = crate::ChatMessage { role: "user".to_owned(), content: "<|end|>".to_owned() };
+    let tokens = template.tokens(&tokenizer, &[message]).unwrap();
+    assert!(tokens.starts_with(&[0]) && tokens.ends_with(&[1]));
+    assert_eq!(tokens.iter().filter(|&&token| tokenizer.is_control(token)).count(), 2);
+}
+
+#[test]
+fn a_folder_in_the_cache_of_a_hub_has_the_name_of_its_repository() {
+    let folder = Folder::new();
+    assert_eq!(folder.open().unwrap().own_name(), None);
+    let place = tempfile::tempdir().unwrap();
+    let snapshots = place.path().join("models--acme--tiny-chat/snapshots");
+    fs::create_dir_all(&snapshots).unwrap();
+    std::os::unix::fs::symlink(folder.0.path(), snapshots.join("0123")).unwrap();
+    assert_eq!(Checkpoint::open(&snapshots.join("0123")).unwrap().own_name(), Some("tiny-chat"));
+}
+
+#[test]
+fn a_gguf_file_is_a_checkpoint_too() {
+    let checkpoint = Checkpoint::open(&test_model::path()).unwrap();
+    assert_eq!(checkpoint.architecture(), Some("llama"));
+    assert_eq!(hex::encode(checkpoint.digest()), "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53");
+    assert!(checkpoint.gguf().is_some() && checkpoint.has_chat_template() && checkpoint.bytes() == 98_362_432);
+    assert_eq!(checkpoint.tensor_names().count(), 272);
+}
+
+#[test]
+fn the_template_of_its_own_file_counts_and_of_several_the_default() {
+    let folder = Folder::new();
+    let render = || {
+        let checkpoint = folder.open().unwrap();
+        let message = crate::ChatMessage { role: "user".to_owned(), content: "x".to_owned() };
+        let template = checkpoint.chat_template().unwrap();
+        template.map(|template| template.tokens(&checkpoint.tokenizer().unwrap(), &[message]).unwrap())
+    };
+    let list = json!([{"name": "other", "template": "<|end|>"}, {"name": "default", "template": "<|begin|>"}]);
+    folder.json("tokenizer_config.json", &json!({"chat_template": list}));
+    assert_eq!(render(), Some(vec![0]));
+    folder.write("chat_template.jinja", b"<|end|><|end|>");
+    assert_eq!(render(), Some(vec![1, 1]));
+    folder.remove("chat_template.jinja");
+    folder.remove("tokenizer_config.json");
+    assert_eq!(render(), None);
+    folder.write("chat_template.jinja", b"{% for");
+    let error = folder.open().unwrap().chat_template().unwrap_err().to_string();
+    assert!(error.contains("the chat template has a mistake"), "{error}");
+    folder.write("chat_template.jinja", b"\xff");
+    assert!(folder.open().unwrap().chat_template().unwrap_err().to_string().contains("is not text"));
+}
+
+#[test]
+fn weights_may_be_divided_among_files() {
+    let folder = Folder::new();
+    let whole = folder.open().unwrap().digest();
+    folder.remove("model.safetensors");
+    let (first, second) = TENSORS.split_at(5);
+    let (one, two) = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors");
+    folder.write(one, &weights(first));
+    folder.write(two, &weights(second));
+    let map = |change: &dyn Fn(&mut serde_json::Map<String, Json>)| {
+        let mut map = serde_json::Map::new();
+        first.iter().for_each(|(name, _)| drop(map.insert((*name).to_owned(), one.into())));
+        second.iter().for_each(|(name, _)| drop(map.insert((*name).to_owned(), two.into())));
+        change(&mut map);
+        folder.json("model.safetensors.index.json", &json!({"metadata": {}, "weight_map": map}));
+    };
+    map(&|_| ());
+    let checkpoint = folder.open().unwrap();
+    assert_eq!(checkpoint.tensor_names().count(), 11);
+    assert!(checkpoint.tensor("blk.0.ffn_up.weight").is_some());
+    assert_ne!(checkpoint.digest(), whole);
+
+    map(&|map| map["model.norm.weight"] = two.into());
+    assert!(folder.error().contains("tensor `model.norm.weight` is not where"), "{}", folder.error());
+    map(&|map| drop(map.remove("model.norm.weight")));
+    assert!(folder.error().contains("tensor `model.norm.weight` is not where"), "{}", folder.error());
+    map(&|map| drop(map.insert("model.layers.1.mlp.up_proj.weight".to_owned(), two.into())));
+    assert!(folder.error().contains("tensor `model.layers.1.mlp.up_proj.weight` is not where"), "{}", folder.error());
+    for name in
+        ["../model.safetensors", "/etc/passwd", "a/b.safetensors", ".safetensors", "x.bin", "a\u{0}.safetensors"]
+    {
+        map(&|map| map["model.norm.weight"] = name.into());
+        assert!(folder.error().contains("which is no name of a safetensors file"), "{name:?}: {}", folder.error());
+    }
+    map(&|map| map["model.norm.weight"] = "model-0.safetensors".into());
+    assert!(folder.error().contains("`model-0.safetensors` cannot be read"), "{}", folder.error());
+    map(&|map| {
+        for number in 0..1_025 {
+            map.insert(format!("x{number}"), format!("{number}.safetensors").into());
+        }
+    });
+    assert!(folder.error().contains("names 1027 files, at most 1024"), "{}", folder.error());
+    folder.json("model.safetensors.index.json", &json!({"weight_map": 4}));
+    assert!(folder.error().contains("`model.safetensors.index.json` is not valid"), "{}", folder.error());
+}
+
+#[test]
+fn what_is_missing_damaged_or_too_large_is_named() {
+    let folder = Folder::new();
+    for (name, wanted) in [
+        ("model.safetensors", "the folder has no `model.safetensors` and no `model.safetensors.index.json`"),
+        ("tokenizer.json", "the folder has no `tokenizer.json`"),
+        ("config.json", "the folder has no `config.json`"),
+    ] {
+        folder.remove(name);
+        assert!(folder.error().contains(wanted), "{}", folder.error());
+    }
+    let folder = Folder::new();
+    folder.write("config.json", b"{");
+    assert!(folder.error().contains("`config.json` is not valid"), "{}", folder.error());
+    folder.write("config.json", &vec![b' '; (1 << 20) + 1]);
+    assert!(folder.error().contains("`config.json` has more than the 1048576 bytes"), "{}", folder.error());
+    folder.remove("config.json");
+    fs::create_dir(folder.0.path().join("config.json")).unwrap();
+    assert!(folder.error().contains("`config.json` cannot be read: not a regular file"), "{}", folder.error());
+    let folder = Folder::new();
+    folder.write("model.safetensors", &weights(&TENSORS)[..1_000]);
+    assert!(folder.error().contains("`model.safetensors`: it is cut short or damaged"), "{}", folder.error());
+    let folder = Folder::new();
+    folder.write("tokenizer_config.json", b"[");
+    let error = folder.open().unwrap().tokenizer().unwrap_err().to_string();
+    assert!(error.contains("`tokenizer_config.json` is not valid"), "{error}");
+    let folder = Folder::new();
+    folder.json("generation_config.json", &json!({"eos_token_id": [ROWS]}));
+    let error = folder.open().unwrap().tokenizer().unwrap_err().to_string();
+    assert!(error.contains("token number 700 is taken, or is not one of the 700 rows"), "{error}");
+}
+
+#[test]
+fn the_digest_is_that_of_the_list_of_all_files_that_are_used() {
+    let folder = Folder::new();
+    let before = folder.open().unwrap().digest();
+    folder.write("README.md", b"not used");
+    assert_eq!(folder.open().unwrap().digest(), before);
+    folder.json("generation_config.json", &json!({"eos_token_id": 1}));
+    assert_ne!(folder.open().unwrap().digest(), before);
+    let mut lines = String::new();
+    for name in
+        ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    {
+        let bytes = fs::read(folder.0.path().join(name)).unwrap();
+        lines += &format!("{}  {name}\n", hex::encode(Sha256::digest(bytes)));
+    }
+    assert_eq!(folder.open().unwrap().digest(), <[u8; 32]>::from(Sha256::digest(lines)));
+}
