@@ -6,14 +6,16 @@
 //! thread does all segments of a query or several share them changes who computes, not what.
 //!
 //! Source: PagedAttention, arXiv:2309.06180 section 4.1; segments as in Flash-Decoding; labels are compared for each
-//! page, layer and group of heads at the moment of the read ([`KvStore`]'s tag and the slab's own).
+//! page, layer and group of heads at the moment of the read ([`KvStore`]'s tag and the slab's own), and what was
+//! loaded goes into the read-set digest.
 
 mod segment;
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
-use crate::kv_store::{KvStore, PAGE_TOKENS, Slab};
+use crate::kv_store::{EachKind, Element, KvStore, PAGE_TOKENS, PageRef, Slab, with_element};
+use crate::read_set::{factor, first_page, page_term, tokens_of_page};
 use crate::rope::HeadShape;
 use crate::shared_slice::SharedSlice;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
@@ -27,6 +29,7 @@ const SEGMENT_PAGES: usize = 16;
 const SEGMENT_TOKENS: usize = SEGMENT_PAGES * PAGE_TOKENS;
 /// Consecutive tokens of a span whose queries share one pass over K and V.
 const TILE_TOKENS: usize = 8;
+
 /// Up to [`TILE_TOKENS`] consecutive tokens of one span.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
@@ -39,10 +42,25 @@ struct Tile {
 }
 
 impl Tile {
-    /// Segments that its last token sees.
-    fn segments(&self) -> usize {
-        (self.position + self.tokens).div_ceil(SEGMENT_TOKENS)
+    /// One past its last token.
+    fn end(&self) -> usize {
+        self.position + self.tokens
     }
+
+    /// Segments up to its last token.
+    fn segments(&self) -> usize {
+        self.end().div_ceil(SEGMENT_TOKENS)
+    }
+
+    /// The first segment that its first token sees.
+    fn first_segment(&self, window: Option<usize>) -> usize {
+        first_page(self.position, window) / SEGMENT_PAGES
+    }
+}
+
+/// Position of the first token of a span's last tile.
+pub(crate) fn last_tile(position: usize, tokens: usize) -> usize {
+    position + tokens.saturating_sub(1) / TILE_TOKENS * TILE_TOKENS
 }
 
 /// How a run is divided, and memory for the threads. Reused from layer to layer and from run to run.
@@ -70,7 +88,7 @@ struct Scratch {
     /// `[rows][head_dim]`, chunk by chunk transposed.
     queries: Vec<f32>,
     /// K or V of one page and head as f32.
-    page: Vec<f32>,
+    page: Vec<[f32; LANES]>,
     /// `[rows][SEGMENT_TOKENS]`: scores, then weights.
     scores: Vec<f32>,
     /// `[rows][head_dim]` of the segment.
@@ -100,7 +118,7 @@ impl AttentionPlan {
         for scratch in &mut self.threads {
             let scratch = scratch.get_mut().unwrap_or_else(PoisonError::into_inner);
             scratch.queries.resize(rows * shape.head_dim, 0.0);
-            scratch.page.resize(PAGE_TOKENS * shape.head_dim, 0.0);
+            scratch.page.resize(shape.head_dim, [0.0; LANES]);
             scratch.scores.resize(rows * SEGMENT_TOKENS, 0.0);
             scratch.outputs.resize(rows * shape.head_dim, 0.0);
             scratch.partials.resize(rows, Partial::default());
@@ -129,8 +147,8 @@ fn grow<T: Clone>(buffer: &mut Vec<T>, length: usize, value: T) {
 /// Attention of all tokens of a run in one layer.
 ///
 /// Shapes: `qkv` [tokens, `qkv_width`] with rotated and scaled queries, `out` [tokens, `query_width`]; K and V of the
-/// run's tokens are appended already. `plan` was prepared for these spans. The rows of a span that gets a fault, or
-/// has one, are zeros and mean nothing.
+/// run's tokens are appended already. `plan` was prepared for these spans. With a `window` a token sees that many
+/// positions, its own included. The rows of a span that gets a fault, or has one, are zeros and mean nothing.
 ///
 /// # Panics
 /// When shapes do not fit together or a span is not covered by its pages.
@@ -140,6 +158,7 @@ pub fn attention(
     store: &KvStore,
     layer: usize,
     shape: HeadShape,
+    window: Option<usize>,
     plan: &mut AttentionPlan,
     spans: &[Span<'_>],
     qkv: &[f32],
@@ -160,14 +179,15 @@ pub fn attention(
     let (tiles, threads, segments) = (&*tiles, &*threads, *segments);
     let group_rows = TILE_TOKENS * shape.heads / shape.kv_heads;
     let out = SharedSlice::new(out);
-    let reader = Reader { store, layer, shape, spans, qkv, faults };
+    let reader = Reader { store, layer, shape, window, spans, qkv, faults };
 
     let scratch = |thread: usize| threads[thread].lock().unwrap_or_else(PoisonError::into_inner);
     if !shares_segments {
         team.run(tiles.len() * shape.kv_heads, &|thread, piece| {
-            // The last tokens of a prompt see the most and come first, so that threads end together.
-            let tile = &tiles[tiles.len() - 1 - piece / shape.kv_heads];
-            let kv_head = piece % shape.kv_heads;
+            // One group of heads after the other, so that a thread meets the same K and V again in its own cache. The last
+            // tokens of a prompt see the most and come first, so that threads end together.
+            let tile = &tiles[tiles.len() - 1 - piece % tiles.len()];
+            let kv_head = piece / tiles.len();
             let scratch = &mut *scratch(thread);
             dispatch(family, WholeTile { reader: &reader, tile, kv_head, scratch, out: &out });
         });
@@ -180,7 +200,7 @@ pub fn attention(
         team.run(tiles.len() * shape.kv_heads * segments, &|thread, piece| {
             let (tile, kv_head) = (&tiles[piece / segments / shape.kv_heads], piece / segments % shape.kv_heads);
             let segment = piece % segments;
-            if segment < tile.segments() {
+            if (tile.first_segment(window)..tile.segments()).contains(&segment) {
                 let rows = piece * group_rows..(piece + 1) * group_rows;
                 let dims = rows.start * shape.head_dim..rows.end * shape.head_dim;
                 // SAFETY: each piece is done once, and pieces do not overlap.
@@ -193,8 +213,8 @@ pub fn attention(
     let mut scratch = scratch(0);
     for (number, tile) in tiles.iter().enumerate() {
         for kv_head in 0..shape.kv_heads {
-            let first = (number * shape.kv_heads + kv_head) * segments * group_rows;
-            let rows = first..first + tile.segments() * group_rows;
+            let first = (number * shape.kv_heads + kv_head) * segments;
+            let rows = (first + tile.first_segment(window)) * group_rows..(first + tile.segments()) * group_rows;
             let partials = &partials[rows.clone()];
             let outputs = &partial_outputs[rows.start * shape.head_dim..rows.end * shape.head_dim];
             let scratch = &mut *scratch;
@@ -208,6 +228,7 @@ struct Reader<'a> {
     store: &'a KvStore,
     layer: usize,
     shape: HeadShape,
+    window: Option<usize>,
     spans: &'a [Span<'a>],
     qkv: &'a [f32],
     faults: &'a PageFaults,
@@ -218,22 +239,51 @@ impl<'a> Reader<'a> {
         self.shape.heads / self.shape.kv_heads
     }
 
-    /// The slabs of a segment, after their labels were compared; `None` after a fault was recorded.
-    fn slabs(&self, tile: &Tile, segment: usize) -> Option<([Slab<'a>; SEGMENT_PAGES], usize)> {
+    /// The pages of a segment that a tile sees, by their place in the sequence.
+    fn pages(&self, tile: &Tile, segment: usize) -> Range<usize> {
+        let first = first_page(tile.position, self.window).max(segment * SEGMENT_PAGES);
+        first..tile.end().div_ceil(PAGE_TOKENS).min((segment + 1) * SEGMENT_PAGES)
+    }
+
+    /// The slabs of a segment, after their labels were compared and written down; `None` after a fault was recorded.
+    fn slabs(&self, tile: &Tile, kv_head: usize, segment: usize) -> Option<SegmentSlabs<'a>> {
         if self.faults.of(tile.span).is_some() {
             return None;
         }
-        let last = (tile.position + tile.tokens).div_ceil(PAGE_TOKENS);
-        let pages = &self.spans[tile.span].pages[segment * SEGMENT_PAGES..last.min((segment + 1) * SEGMENT_PAGES)];
-        let mut slabs: Option<[Slab<'a>; SEGMENT_PAGES]> = None;
-        for (index, page) in pages.iter().enumerate() {
-            let Some(slab) = self.store.slab(self.layer, *page) else {
+        let span = &self.spans[tile.span];
+        // The last tile of a span sees every page that the others see.
+        let is_last = tile.position == last_tile(span.position, span.tokens.len());
+        let mut terms = 0u64;
+        let pages = self.pages(tile, segment);
+        let mut slabs: Option<SegmentSlabs<'a>> = None;
+        for (place, index) in pages.clone().enumerate() {
+            let page = span.pages[index];
+            let Some(slab) = self.store.slab(self.layer, page) else {
                 self.faults.record(tile.span, self.layer, page.page);
                 return None;
             };
-            slabs.get_or_insert([slab; SEGMENT_PAGES])[index] = slab;
+            if is_last {
+                let loaded = PageRef { page: page.page, tag: slab.tag() };
+                terms = terms.wrapping_add(page_term(loaded, index, tokens_of_page(index, tile.end())));
+            }
+            slabs.get_or_insert(SegmentSlabs { slabs: [slab; SEGMENT_PAGES], count: pages.len() }).slabs[place] = slab;
         }
-        Some((slabs?, pages.len()))
+        if is_last {
+            self.faults.add_reads(tile.span, terms.wrapping_mul(factor(self.layer, kv_head)));
+        }
+        slabs
+    }
+}
+
+/// The slabs of a segment that a tile sees.
+struct SegmentSlabs<'a> {
+    slabs: [Slab<'a>; SEGMENT_PAGES],
+    count: usize,
+}
+
+impl<'a> SegmentSlabs<'a> {
+    fn pages(&self) -> &[Slab<'a>] {
+        &self.slabs[..self.count]
     }
 }
 
@@ -249,15 +299,35 @@ impl Kernel for WholeTile<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { reader, tile, kv_head, scratch, out } = self;
+        with_element(self.reader.store.kind(), WholeTileOf { simd, work: self });
+    }
+}
+
+struct WholeTileOf<'a, S> {
+    simd: S,
+    work: WholeTile<'a>,
+}
+
+impl<S: Simd> EachKind for WholeTileOf<'_, S> {
+    type Output = ();
+    #[inline(always)]
+    fn run<E: Element>(self) {
+        let Self { simd, work: WholeTile { reader, tile, kv_head, scratch, out } } = self;
         let rows = tile.tokens * reader.group();
         gather_queries::<S>(reader, tile, kv_head, &mut scratch.queries);
         scratch.joined[..rows].fill(Partial { largest: f32::NEG_INFINITY, sum: 0.0 });
-        for segment in 0..tile.segments() {
+        let segments = tile.first_segment(reader.window)..tile.segments();
+        let mut next = reader.slabs(tile, kv_head, segments.start);
+        for segment in segments.clone() {
+            let Some(slabs) = next else { return write_zeros(reader, tile, kv_head, out) };
+            // Compared before the segment in front of it is done, so that its keys can be asked for.
+            next = if segment + 1 < segments.end { reader.slabs(tile, kv_head, segment + 1) } else { None };
+            let ahead = next.as_ref().map_or(&[][..], |next| next.pages());
             let Scratch { queries, page, scores, outputs, partials, joined_outputs, joined } = &mut *scratch;
-            if !one_segment(simd, reader, tile, kv_head, segment, queries, page, scores, partials, outputs) {
-                return write_zeros(reader, tile, kv_head, out);
-            }
+            let pages = slabs.pages();
+            one_segment::<S, E>(
+                simd, reader, tile, kv_head, segment, pages, ahead, queries, page, scores, partials, outputs,
+            );
             join(simd, reader.shape.head_dim, rows, joined, joined_outputs, partials, outputs);
         }
         write_outputs(simd, reader, tile, kv_head, &scratch.joined, &scratch.joined_outputs, out);
@@ -278,11 +348,41 @@ impl Kernel for OneSegment<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { reader, tile, kv_head, segment, scratch, partials, outputs } = self;
+        with_element(self.reader.store.kind(), OneSegmentOf { simd, work: self });
+    }
+}
+
+struct OneSegmentOf<'a, S> {
+    simd: S,
+    work: OneSegment<'a>,
+}
+
+impl<S: Simd> EachKind for OneSegmentOf<'_, S> {
+    type Output = ();
+    #[inline(always)]
+    fn run<E: Element>(self) {
+        let Self { simd, work } = self;
+        let OneSegment { reader, tile, kv_head, segment, scratch, partials, outputs } = work;
         let Scratch { queries, page, scores, .. } = scratch;
         gather_queries::<S>(reader, tile, kv_head, queries);
-        // A fault is on record then, and `Join` sees it there.
-        let _ = one_segment(simd, reader, tile, kv_head, segment, queries, page, scores, partials, outputs);
+        // After a fault there is one on record, and `Join` sees it there.
+        if let Some(slabs) = reader.slabs(tile, kv_head, segment) {
+            let pages = slabs.pages();
+            one_segment::<S, E>(
+                simd,
+                reader,
+                tile,
+                kv_head,
+                segment,
+                pages,
+                &[],
+                queries,
+                page,
+                scores,
+                partials,
+                outputs,
+            );
+        }
     }
 }
 

@@ -3,15 +3,22 @@
 //! Page-major: a page's slabs of all layers lie together, so that freeing it is one stretch to zero. A slab is
 //!
 //! * a header with the in-band tag: it travels with the bytes, so whoever writes a slab brings the tag along;
-//! * for each kv head K as `[head_dim][16]` f16 (the 16 tokens of a page are the lanes of a vector), then V as
-//!   `[16][head_dim]` f16: side by side, because they are read together and memory likes long stretches.
+//! * for each kv head K as `[head_dim][16]` (the 16 tokens of a page are the lanes of a vector), then V as
+//!   `[16][head_dim]`: side by side, because they are read together and memory likes long stretches. Values are stored
+//!   as the store's [`KvKind`] says; behind `i8` ones lie 16 f32, the scale of each token.
 //!
 //! Who may hold which page is decided elsewhere; here it is only compared, at the moment of the read and the write.
+
+mod kind;
+mod slab;
 
 use std::marker::PhantomData;
 
 use crate::memory::AnonymousMemory;
-use crate::simd::LANES;
+pub use kind::KvKind;
+pub(crate) use kind::{EachKind, Element, Wide, with_element};
+use slab::SlabLayout;
+pub(crate) use slab::{Slab, SlabMut};
 
 /// Tokens of a page.
 pub const PAGE_TOKENS: usize = 16;
@@ -19,8 +26,6 @@ pub const PAGE_TOKENS: usize = 16;
 const HEADER_BYTES: usize = 64;
 /// A page begins at a page of the system's, so that pages not in use take no memory.
 const PAGE_ALIGNMENT: usize = 4_096;
-/// Bytes of a stored value.
-const F16_BYTES: usize = 2;
 
 /// A capability as it stands in a block table: which page, and the tag that the reader was given for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,29 +94,10 @@ pub enum KvStoreError {
     },
 }
 
-/// Where the parts of a slab lie, in bytes from its start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct SlabLayout {
-    /// K, or V, of one head.
-    head_bytes: usize,
-    slab_bytes: usize,
-}
-
-impl SlabLayout {
-    #[inline(always)]
-    fn keys(self, kv_head: usize) -> usize {
-        HEADER_BYTES + 2 * kv_head * self.head_bytes
-    }
-
-    #[inline(always)]
-    fn values(self, kv_head: usize) -> usize {
-        self.keys(kv_head) + self.head_bytes
-    }
-}
-
 /// K and V of all sequences, in pages.
 pub struct KvStore {
     shape: KvShape,
+    kind: KvKind,
     layout: SlabLayout,
     page_bytes: usize,
     memory: AnonymousMemory,
@@ -122,11 +108,19 @@ pub struct KvStore {
 }
 
 impl KvStore {
-    /// An empty store. Memory is taken when a page is first written.
+    /// An empty store of the usual kind. Memory is taken when a page is first written.
     ///
     /// # Errors
     /// [`KvStoreError::Shape`] or [`KvStoreError::Memory`].
     pub fn new(shape: KvShape) -> Result<Self, KvStoreError> {
+        Self::with_kind(shape, KvKind::default())
+    }
+
+    /// An empty store whose values are of `kind`.
+    ///
+    /// # Errors
+    /// [`KvStoreError::Shape`] or [`KvStoreError::Memory`].
+    pub fn with_kind(shape: KvShape, kind: KvKind) -> Result<Self, KvStoreError> {
         let KvShape { layers, kv_heads, head_dim, pages } = shape;
         let impossible = KvStoreError::Shape { layers, kv_heads, head_dim, pages };
         if layers == 0 || kv_heads == 0 || head_dim == 0 || pages == 0 || !head_dim.is_multiple_of(16) {
@@ -136,24 +130,28 @@ impl KvStore {
             return Err(impossible);
         }
         let sizes = || {
-            let head_bytes = head_dim.checked_mul(PAGE_TOKENS * F16_BYTES)?;
-            let kv_bytes = head_bytes.checked_mul(kv_heads)?;
-            let slab_bytes = kv_bytes.checked_mul(2)?.checked_add(HEADER_BYTES)?;
-            let page_bytes = slab_bytes.checked_mul(layers)?.checked_next_multiple_of(PAGE_ALIGNMENT)?;
-            Some((SlabLayout { head_bytes, slab_bytes }, page_bytes))
+            let layout = SlabLayout::new(kind, kv_heads, head_dim)?;
+            let page_bytes = layout.slab_bytes().checked_mul(layers)?.checked_next_multiple_of(PAGE_ALIGNMENT)?;
+            Some((layout, page_bytes))
         };
         let (layout, page_bytes) = sizes().ok_or(impossible)?;
         let memory = page_bytes
             .checked_mul(pages)
             .and_then(AnonymousMemory::new)
             .ok_or(KvStoreError::Memory { pages, page_bytes })?;
-        Ok(Self { shape, layout, page_bytes, memory, tags: vec![0; pages], touched: 0 })
+        Ok(Self { shape, kind, layout, page_bytes, memory, tags: vec![0; pages], touched: 0 })
     }
 
     /// As given to [`KvStore::new`].
     #[must_use]
     pub fn shape(&self) -> KvShape {
         self.shape
+    }
+
+    /// How its values are stored.
+    #[must_use]
+    pub fn kind(&self) -> KvKind {
+        self.kind
     }
 
     /// Bytes of a page over all layers, padding included.
@@ -225,9 +223,9 @@ impl KvStore {
         if page.tag == 0 || self.tags.get(page.page as usize) != Some(&page.tag) {
             return None;
         }
-        let start = page.page as usize * self.page_bytes + layer * self.layout.slab_bytes;
-        let bytes = &self.memory.bytes()[start..start + self.layout.slab_bytes];
-        let slab = Slab { bytes, layout: self.layout };
+        let slab_bytes = self.layout.slab_bytes();
+        let start = page.page as usize * self.page_bytes + layer * slab_bytes;
+        let slab = Slab::new(&self.memory.bytes()[start..start + slab_bytes], self.layout);
         (slab.tag() == page.tag).then_some(slab)
     }
 
@@ -246,31 +244,6 @@ impl KvStore {
 impl std::fmt::Debug for KvStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("KvStore").field("shape", &self.shape).field("page_bytes", &self.page_bytes).finish()
-    }
-}
-
-/// A slab whose tags were compared.
-#[derive(Clone, Copy)]
-pub(crate) struct Slab<'a> {
-    bytes: &'a [u8],
-    layout: SlabLayout,
-}
-
-impl<'a> Slab<'a> {
-    fn tag(&self) -> u32 {
-        u32::from_le_bytes([self.bytes[0], self.bytes[1], self.bytes[2], self.bytes[3]])
-    }
-
-    /// `[head_dim][16]` f16.
-    #[inline(always)]
-    pub(crate) fn keys(self, kv_head: usize) -> &'a [u8] {
-        &self.bytes[self.layout.keys(kv_head)..][..self.layout.head_bytes]
-    }
-
-    /// `[16][head_dim]` f16.
-    #[inline(always)]
-    pub(crate) fn values(self, kv_head: usize) -> &'a [u8] {
-        &self.bytes[self.layout.values(kv_head)..][..self.layout.head_bytes]
     }
 }
 
@@ -296,53 +269,25 @@ impl KvWriter<'_> {
         if page.tag == 0 || self.tags.get(page.page as usize) != Some(&page.tag) {
             return None;
         }
-        let start = page.page as usize * self.page_bytes + layer * self.layout.slab_bytes;
+        let slab_bytes = self.layout.slab_bytes();
+        let start = page.page as usize * self.page_bytes + layer * slab_bytes;
         // SAFETY: the page exists (it has a tag) and a page has a slab for each layer of the store, which the caller
         // has compared with the model's; no other thread writes the page, by the caller's promise.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(self.start.add(start), self.layout.slab_bytes) };
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.start.add(start), slab_bytes) };
         let tag = page.tag.to_le_bytes();
         if first_token {
             bytes[..4].copy_from_slice(&tag);
         } else if bytes[..4] != tag {
             return None;
         }
-        Some(SlabMut { bytes, layout: self.layout })
+        Some(SlabMut::new(bytes, self.layout))
     }
 }
-
-/// A slab whose tags were compared, for writing.
-pub(crate) struct SlabMut<'a> {
-    bytes: &'a mut [u8],
-    layout: SlabLayout,
-}
-
-impl SlabMut<'_> {
-    /// Stores K of one token and head: dimensions `16 * index` to `16 * index + 15`, as f16.
-    #[inline(always)]
-    pub(crate) fn set_keys(&mut self, kv_head: usize, slot: usize, index: usize, halves: &Halves) {
-        let start = self.layout.keys(kv_head) + index * LANES * PAGE_TOKENS * F16_BYTES;
-        let dims = &mut self.bytes[start..][..LANES * PAGE_TOKENS * F16_BYTES];
-        let dims = dims.as_chunks_mut::<{ PAGE_TOKENS * F16_BYTES }>().0;
-        for (tokens, half) in std::iter::zip(dims, halves.as_chunks::<F16_BYTES>().0) {
-            tokens.as_chunks_mut::<F16_BYTES>().0[slot] = *half;
-        }
-    }
-
-    /// Stores V of one token and head: dimensions `16 * index` to `16 * index + 15`, as f16.
-    #[inline(always)]
-    pub(crate) fn set_values(&mut self, kv_head: usize, slot: usize, index: usize, halves: &Halves) {
-        let row_bytes = self.layout.head_bytes / PAGE_TOKENS;
-        let start = self.layout.values(kv_head) + slot * row_bytes;
-        self.bytes[start..][..row_bytes].as_chunks_mut::<{ LANES * F16_BYTES }>().0[index] = *halves;
-    }
-}
-
-/// 16 f16.
-type Halves = [u8; LANES * F16_BYTES];
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simd::Scalar;
 
     const SHAPE: KvShape = KvShape { layers: 2, kv_heads: 3, head_dim: 32, pages: 4 };
     const PAGE: PageRef = PageRef { page: 2, tag: 7 };
@@ -353,10 +298,9 @@ mod tests {
         let Some(mut slab) = (unsafe { writer.slab(layer, page, first_token) }) else { return false };
         for kv_head in 0..3 {
             for slot in 0..PAGE_TOKENS {
-                for index in 0..2 {
-                    slab.set_keys(kv_head, slot, index, &[slot as u8 + 1; 32]);
-                    slab.set_values(kv_head, slot, index, &[slot as u8 + 1; 32]);
-                }
+                // No byte of it is zero.
+                let row = [f32::from_bits(0x3f01_0101 + (slot << 16) as u32); 32];
+                slab.append(Scalar, kv_head, slot, &row, &row);
             }
         }
         true

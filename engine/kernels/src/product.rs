@@ -204,11 +204,13 @@ fn each_product<S: Simd>(
     at_once!(1);
 }
 
-/// Asks for the lines that lie [`PREFETCH_BYTES`] behind `block`, in the next tiles more often than in this one.
+/// Asks for what lies [`PREFETCH_BYTES`] behind a block's share of its tile, in the next tiles more often than in this one.
+/// `lines` cache lines are at least a block's share: of its weights and of the scales that may lie behind all of them.
 #[inline(always)]
-fn prefetch<S: Simd>(simd: S, block: &[u8]) {
-    for line in (0..block.len()).step_by(64) {
-        simd.prefetch(block.as_ptr().wrapping_add(PREFETCH_BYTES + line));
+fn prefetch<S: Simd>(simd: S, tile: &[u8], blocks: usize, index: usize, lines: usize) {
+    let start = tile.as_ptr().wrapping_add(PREFETCH_BYTES + tile.len() / blocks * index);
+    for line in 0..lines {
+        simd.prefetch(start.wrapping_add(64 * line));
     }
 }
 

@@ -306,12 +306,7 @@ fn append_token<S: Simd>(
         let head = kv_head * shape.head_dim..(kv_head + 1) * shape.head_dim;
         rotated.copy_from_slice(&keys[head.clone()]);
         transform.key(simd, token, rotated);
-        for (index, lanes) in rotated.as_chunks::<LANES>().0.iter().enumerate() {
-            slab.set_keys(kv_head, slot, index, &simd.to_f16(simd.load(lanes)));
-        }
-        for (index, lanes) in values[head].as_chunks::<LANES>().0.iter().enumerate() {
-            slab.set_values(kv_head, slot, index, &simd.to_f16(simd.load(lanes)));
-        }
+        slab.append(simd, kv_head, slot, rotated, &values[head]);
     }
 }
 

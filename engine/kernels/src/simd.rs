@@ -54,8 +54,6 @@ pub(crate) trait Simd: Copy {
     fn load_u8(self, from: &[u8; LANES]) -> Self::F;
     /// The bytes are `i8`.
     fn load_i8(self, from: &[u8; LANES]) -> Self::F;
-    /// Rounds to nearest, ties to even.
-    fn to_f16(self, value: Self::F) -> [u8; 2 * LANES];
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
@@ -106,6 +104,8 @@ pub(crate) trait Simd: Copy {
 
     /// Asks for the cache line at `address`, which may be any.
     fn prefetch(self, address: *const u8);
+    /// As [`Simd::prefetch`], into the second-level cache only: more of these can be on their way at once.
+    fn prefetch_l2(self, address: *const u8);
 }
 
 /// Work that is compiled for every family.
@@ -201,13 +201,15 @@ mod tests {
             for count in 0..=LANES {
                 floats(simd.first(count, a, b));
             }
-            floats(simd.load_f16(&simd.to_f16(a)));
-            let halves = simd.to_f16(a);
+            let mut halves = [0; 2 * LANES];
+            for (to, value) in std::iter::zip(halves.as_chunks_mut::<2>().0, self.a) {
+                *to = half::f16::from_f32(*value).to_le_bytes();
+            }
+            floats(simd.load_f16(&halves));
             floats(simd.load_bf16(&halves));
             floats(simd.load_u8(&halves.as_chunks::<LANES>().0[0]));
             floats(simd.load_i8(&halves.as_chunks::<LANES>().0[1]));
             floats(simd.to_f32(simd.add_i32(simd.to_i32(a), simd.splat_i32(3))));
-            bits.extend(simd.to_f16(b).map(u32::from));
             bits.extend([simd.sum(a).to_bits(), simd.largest(b).to_bits()]);
             bits.extend(simd.low_bytes(simd.to_i32(a)).map(|bytes| bytes as u32));
             bits.push(simd.sum_i32(simd.to_i32(simd.min(a, simd.splat(1e6)))) as u32);

@@ -47,20 +47,24 @@ pub struct PageFault {
     pub page: u32,
 }
 
-/// Page faults of the spans of a run: for each the one of the lowest layer, then page.
+/// What was found about the pages of the spans of a run: the fault of the lowest layer, then page, and the digest of
+/// what attention read (see [`crate::ReadSetRule`]).
 #[derive(Debug, Default)]
 pub struct PageFaults {
     /// Layer in the upper half, page in the lower; all ones without a fault.
     spans: Vec<AtomicU64>,
+    read_sets: Vec<AtomicU64>,
 }
 
 const NO_FAULT: u64 = u64::MAX;
 
 impl PageFaults {
-    /// Forgets all faults; room for `spans`.
+    /// Forgets everything; room for `spans`.
     pub fn reset(&mut self, spans: usize) {
         self.spans.clear();
         self.spans.resize_with(spans, || AtomicU64::new(NO_FAULT));
+        self.read_sets.clear();
+        self.read_sets.resize_with(spans, AtomicU64::default);
     }
 
     /// The fault of a span; `None` also for spans that there are not.
@@ -68,6 +72,16 @@ impl PageFaults {
     pub fn of(&self, span: usize) -> Option<PageFault> {
         let bits = self.spans.get(span)?.load(Ordering::Relaxed);
         (bits != NO_FAULT).then_some(PageFault { layer: (bits >> 32) as u32, page: bits as u32 })
+    }
+
+    /// The digest of what attention read for a span; `None` for spans that there are not.
+    #[must_use]
+    pub fn read_set(&self, span: usize) -> Option<u64> {
+        Some(self.read_sets.get(span)?.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn add_reads(&self, span: usize, terms: u64) {
+        self.read_sets[span].fetch_add(terms, Ordering::Relaxed);
     }
 
     pub(crate) fn record(&self, span: usize, layer: usize, page: u32) {

@@ -301,7 +301,7 @@ impl Pass {
         rms_norm(team, x, all, &weights.attention_norm, eps, input);
         product(team, &[&weights.query, &weights.key, &weights.value], input, qkv);
         rotate_and_append(team, store, layer, *heads, &transform, spans, qkv, faults);
-        attention(team, store, layer, *heads, plan, spans, qkv, faults, attended);
+        attention(team, store, layer, *heads, config.blocks[layer].window, plan, spans, qkv, faults, attended);
         quantise(team, attended, heads.query_width(), input);
         add(team, &weights.attention_output, input, weights.attention_post_norm.as_deref(), eps, branch, x);
 

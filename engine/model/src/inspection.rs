@@ -172,7 +172,10 @@ impl fmt::Display for Inspection {
             let number = |token: Option<u32>| token.map_or("none".to_owned(), |token| token.to_string());
             let added = if tokenizer.adds_bos { " (added to prompts)" } else { "" };
             let (bos, eos) = (number(tokenizer.bos), number(tokenizer.eos));
-            line("tokenizer", &format!("{}, pre-tokenizer {}, BOS {bos}{added}, EOS {eos}", tokenizer.kind, tokenizer.pre))?;
+            line(
+                "tokenizer",
+                &format!("{}, pre-tokenizer {}, BOS {bos}{added}, EOS {eos}", tokenizer.kind, tokenizer.pre),
+            )?;
             line("unwritable", &format!("{} of 256 bytes", tokenizer.byte_tokens_missing))?;
         }
         line("chat template", &yes_no(self.chat_template))?;

@@ -23,7 +23,7 @@ mod weights_cache;
 pub use chat_template::{ChatMessage, ChatTemplate, ChatTemplateError, LoadTemplateError, MESSAGES_MAX};
 pub use checkpoint::{Checkpoint, OpenCheckpointError, OpenFolderError, ReadTemplateError, SafetensorsError};
 pub use config::{Activation, BlockConfig, ConfigError, LayerRope, ModelConfig, RopeConfig, RopePairs, RopeScaling};
-pub use engine_kernels::{KernelFamily, KvShape, KvStore, KvStoreError, PAGE_TOKENS, PageFault, PageRef, Span};
+pub use engine_kernels::{KernelFamily, KvKind, KvShape, KvStore, KvStoreError, PAGE_TOKENS, PageFault, PageRef, Span};
 pub use forward::{Forward, ForwardError};
 pub use gguf::{Array, Gguf, GgufError, TensorView, Value};
 pub use inspection::{Inspection, TensorShare, TokenizerFacts, inspect};

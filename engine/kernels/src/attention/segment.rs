@@ -1,20 +1,22 @@
 //! One segment of attention for a tile of queries: scores, softmax, weighted values, and the joining of segments.
 
-use super::{Partial, Reader, SEGMENT_TOKENS, Tile};
-use crate::kv_store::PAGE_TOKENS;
+use std::ops::Range;
+
+use super::{Partial, Reader, SEGMENT_PAGES, SEGMENT_TOKENS, Tile};
+use crate::kv_store::{Element, PAGE_TOKENS, Slab, Wide};
 use crate::simd::{LANES, Simd, exp};
 
 /// Calls a function for chunks of rows, of the sizes that [`chunk_of`] gives.
 macro_rules! each_chunk {
-    ($rows:expr, $row:ident, $function:ident($($argument:expr),*)) => {
+    ($rows:expr, $row:ident, $function:ident::<$element:ty>($($argument:expr),* $(,)?)) => {
         let mut $row = 0;
         while $row < $rows {
             let chunk = chunk_of::<S>($rows - $row);
             match chunk {
-                6 if S::QUERIES_MAX >= 6 => $function::<S, 6>($($argument),*),
-                3 if S::QUERIES_MAX >= 3 => $function::<S, 3>($($argument),*),
-                2 if S::QUERIES_MAX >= 2 => $function::<S, 2>($($argument),*),
-                _ => $function::<S, 1>($($argument),*),
+                6 if S::QUERIES_MAX >= 6 => $function::<S, $element, 6>($($argument),*),
+                3 if S::QUERIES_MAX >= 3 => $function::<S, $element, 3>($($argument),*),
+                2 if S::QUERIES_MAX >= 2 => $function::<S, $element, 2>($($argument),*),
+                _ => $function::<S, $element, 1>($($argument),*),
             }
             $row += chunk;
         }
@@ -50,112 +52,213 @@ pub(super) fn gather_queries<S: Simd>(reader: &Reader<'_>, tile: &Tile, kv_head:
     }
 }
 
-/// One segment for all rows of a tile; false after a fault.
+/// One segment for all rows of a tile. `slabs` are its pages', `next` those of the segment that the caller does next, if
+/// it knows.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "the inner loop of one kernel")]
-pub(super) fn one_segment<S: Simd>(
+pub(super) fn one_segment<S: Simd, E: Element>(
     simd: S,
     reader: &Reader<'_>,
     tile: &Tile,
     kv_head: usize,
     segment: usize,
+    slabs: &[Slab<'_>],
+    next: &[Slab<'_>],
     queries: &[f32],
-    page: &mut [f32],
+    page: &mut [[f32; LANES]],
     scores: &mut [f32],
     partials: &mut [Partial],
     outputs: &mut [f32],
-) -> bool {
-    let Some((slabs, pages)) = reader.slabs(tile, segment) else { return false };
+) {
+    // Pages are counted from the segment's first, which its window may hide.
+    let first_page = reader.pages(tile, segment).start - segment * SEGMENT_PAGES;
     let head_dim = reader.shape.head_dim;
     let rows = tile.tokens * reader.group();
-    // Positions of this segment that a row sees: up to its own.
-    let visible = |row: usize| {
-        (tile.position + row / reader.group() + 1).saturating_sub(segment * SEGMENT_TOKENS).min(SEGMENT_TOKENS)
-    };
-    for (number, slab) in slabs[..pages].iter().enumerate() {
-        if tile.tokens == 1 {
-            prefetch(simd, slabs[(number + PREFETCH_PAGES).min(pages - 1)].keys(kv_head));
-            prefetch(simd, slab.values(kv_head));
-        }
-        widen(simd, slab.keys(kv_head), page);
-        each_chunk!(
-            rows,
-            row,
-            page_scores(simd, page, &queries[row * head_dim..], number, &mut scores[row * SEGMENT_TOKENS..])
-        );
-    }
+    let visible = Visible { first_end: tile.position + 1, group: reader.group(), window: reader.window, segment };
+    // Few rows read a page as it is stored, many share its widened form: both are the same numbers.
+    let is_direct = rows <= S::QUERIES_MAX;
     let rows_of_scores = scores.as_chunks_mut::<SEGMENT_TOKENS>().0;
-    for (row, (scores, partial)) in std::iter::zip(rows_of_scores, partials).take(rows).enumerate() {
-        *partial = softmax(simd, scores, visible(row));
+    for (number, slab) in (first_page..).zip(slabs) {
+        let keys = E::chunks(slab.keys(kv_head));
+        let later = slabs.get(number - first_page + PREFETCH_PAGES).unwrap_or(slab);
+        if is_direct {
+            // With few rows there is too little work on a page to hide the way to memory.
+            let ahead = Ahead([later.keys(kv_head).as_ptr(), slab.values(kv_head).as_ptr()]);
+            let mut ahead = Some(ahead);
+            each_chunk!(
+                rows,
+                row,
+                page_scores::<E>(
+                    simd,
+                    keys,
+                    ahead.take(),
+                    &queries[row * head_dim..],
+                    number,
+                    &mut rows_of_scores[row..]
+                )
+            );
+        } else {
+            prefetch(simd, later.keys(kv_head));
+            prefetch(simd, slab.values(kv_head));
+            widen::<S, E>(simd, keys, page);
+            each_chunk!(
+                rows,
+                row,
+                page_scores::<Wide>(simd, page, None, &queries[row * head_dim..], number, &mut rows_of_scores[row..])
+            );
+        }
+        if E::SCALED {
+            scale_page(simd, slab.key_scales(kv_head), number, &mut rows_of_scores[..rows]);
+        }
+    }
+    for (row, (scores, partial)) in std::iter::zip(&mut *rows_of_scores, partials).take(rows).enumerate() {
+        *partial = softmax(simd, scores, visible.in_segment(row));
     }
     outputs[..rows * head_dim].fill(0.0);
-    for (number, slab) in slabs[..pages].iter().enumerate() {
-        widen(simd, slab.values(kv_head), page);
-        let first = number * PAGE_TOKENS;
-        each_chunk!(
-            rows,
-            row,
-            add_values(
-                simd,
-                page,
-                head_dim,
-                &scores[row * SEGMENT_TOKENS + first..],
-                |lane| visible(row + lane).saturating_sub(first).min(PAGE_TOKENS),
-                &mut outputs[row * head_dim..]
-            )
-        );
+    for (number, slab) in (first_page..).zip(slabs) {
+        if E::SCALED {
+            scale_page(simd, slab.value_scales(kv_head), number, &mut rows_of_scores[..rows]);
+        }
+        if let Some(next) = next.get(number - first_page) {
+            prefetch(simd, next.keys(kv_head));
+        }
+        let values = E::chunks(slab.values(kv_head));
+        if is_direct {
+            each_chunk!(
+                rows,
+                row,
+                add_values::<E>(
+                    simd,
+                    values,
+                    number,
+                    &rows_of_scores[row..],
+                    visible,
+                    row,
+                    &mut outputs[row * head_dim..]
+                )
+            );
+        } else {
+            widen::<S, E>(simd, values, page);
+            each_chunk!(
+                rows,
+                row,
+                add_values::<Wide>(
+                    simd,
+                    page,
+                    number,
+                    &rows_of_scores[row..],
+                    visible,
+                    row,
+                    &mut outputs[row * head_dim..]
+                )
+            );
+        }
     }
-    true
 }
 
-/// Pages between the one being read and the one being asked for.
+/// Pages between the one whose keys are read and the one whose keys are asked for.
 const PREFETCH_PAGES: usize = 2;
 
-/// With one token there is too little work on a page to hide the way to memory.
+/// Memory to be asked for, line by line, while something else is computed.
+#[derive(Clone, Copy)]
+struct Ahead([*const u8; 2]);
+
 #[inline(always)]
 fn prefetch<S: Simd>(simd: S, bytes: &[u8]) {
-    bytes.chunks(64).for_each(
-        #[inline(always)]
-        |line| simd.prefetch(line.as_ptr()),
-    );
+    for line in (0..bytes.len()).step_by(64) {
+        simd.prefetch_l2(bytes.as_ptr().wrapping_add(line));
+    }
 }
 
-/// f16 to f32, once for all rows of a tile.
+/// Which positions the rows of a tile see: up to their own, from where their window begins.
+#[derive(Clone, Copy)]
+struct Visible {
+    /// One past the position of the first row's token.
+    first_end: usize,
+    /// Rows of one token.
+    group: usize,
+    window: Option<usize>,
+    segment: usize,
+}
+
+impl Visible {
+    /// Counted from the segment's first.
+    #[inline(always)]
+    fn in_segment(&self, row: usize) -> Range<usize> {
+        let end = self.first_end + row / self.group;
+        let start = self.window.map_or(0, |window| end.saturating_sub(window));
+        let past = |position: usize| position.saturating_sub(self.segment * SEGMENT_TOKENS).min(SEGMENT_TOKENS);
+        past(start)..past(end)
+    }
+
+    /// Counted from the first of the segment's page `number`.
+    #[inline(always)]
+    fn in_page(&self, row: usize, number: usize) -> Range<usize> {
+        let Range { start, end } = self.in_segment(row);
+        let past = |position: usize| position.saturating_sub(number * PAGE_TOKENS).min(PAGE_TOKENS);
+        past(start)..past(end)
+    }
+}
+
+/// To f32, once for all rows of a tile.
 #[inline(always)]
-fn widen<S: Simd>(simd: S, halves: &[u8], to: &mut [f32]) {
-    let halves = halves.as_chunks::<{ 2 * LANES }>().0;
-    for (to, halves) in std::iter::zip(to.as_chunks_mut::<LANES>().0, halves) {
-        simd.store(simd.load_f16(halves), to);
+fn widen<S: Simd, E: Element>(simd: S, chunks: &[E::Chunk], to: &mut [[f32; LANES]]) {
+    for (to, chunk) in std::iter::zip(to, chunks) {
+        simd.store(E::load(simd, chunk), to);
     }
 }
 
 /// Scores of `R` queries with the 16 tokens of a page: even and odd dimensions are summed apart, in ascending order.
 #[inline(always)]
-fn page_scores<S: Simd, const R: usize>(simd: S, keys: &[f32], queries: &[f32], number: usize, scores: &mut [f32]) {
+fn page_scores<S: Simd, E: Element, const R: usize>(
+    simd: S,
+    keys: &[E::Chunk],
+    ahead: Option<Ahead>,
+    queries: &[f32],
+    number: usize,
+    scores: &mut [[f32; SEGMENT_TOKENS]],
+) {
     let mut even = [simd.splat(0.0); R];
     let mut odd = [simd.splat(0.0); R];
-    let keys = keys.as_chunks::<LANES>().0.as_chunks::<2>().0;
-    for (keys, queries) in std::iter::zip(keys, queries.as_chunks::<R>().0.as_chunks::<2>().0) {
-        let (keys_even, keys_odd) = (simd.load(&keys[0]), simd.load(&keys[1]));
+    let pairs = std::iter::zip(keys.as_chunks::<2>().0, queries.as_chunks::<R>().0.as_chunks::<2>().0);
+    for (index, (keys, queries)) in pairs.enumerate() {
+        if let Some(Ahead(starts)) = ahead {
+            for start in starts {
+                simd.prefetch_l2(start.wrapping_add(index * size_of::<[E::Chunk; 2]>()));
+            }
+        }
+        let (keys_even, keys_odd) = (E::load(simd, &keys[0]), E::load(simd, &keys[1]));
         for row in 0..R {
             even[row] = simd.fma(simd.splat(queries[0][row]), keys_even, even[row]);
             odd[row] = simd.fma(simd.splat(queries[1][row]), keys_odd, odd[row]);
         }
     }
-    for (row, scores) in scores.as_chunks_mut::<SEGMENT_TOKENS>().0.iter_mut().take(R).enumerate() {
+    for (row, scores) in scores.iter_mut().take(R).enumerate() {
         simd.store(simd.add(even[row], odd[row]), &mut scores.as_chunks_mut::<LANES>().0[number]);
     }
 }
 
-/// Turns the first `visible` scores into `e^(score - largest)`. What lies behind them is not looked at. One score that is
-/// not finite makes the sum NaN, and with it the whole row.
+/// Multiplies a page's scores, or weights, with the scales of its tokens.
 #[inline(always)]
-fn softmax<S: Simd>(simd: S, scores: &mut [f32; SEGMENT_TOKENS], visible: usize) -> Partial {
+fn scale_page<S: Simd>(simd: S, scales: &[u8; 4 * LANES], number: usize, rows: &mut [[f32; SEGMENT_TOKENS]]) {
+    let scales = simd.load_f32_bytes(scales);
+    for row in rows {
+        let lanes = &mut row.as_chunks_mut::<LANES>().0[number];
+        simd.store(simd.mul(simd.load(lanes), scales), lanes);
+    }
+}
+
+/// Turns the `visible` scores into `e^(score - largest)`, and the others of their pages into zeros. Pages that it sees
+/// nothing of are not looked at. One score that is not finite makes the sum NaN, and with it the whole row.
+#[inline(always)]
+fn softmax<S: Simd>(simd: S, scores: &mut [f32; SEGMENT_TOKENS], visible: Range<usize>) -> Partial {
     let lowest = simd.splat(f32::NEG_INFINITY);
-    let pages = &mut scores.as_chunks_mut::<LANES>().0[..visible.div_ceil(LANES)];
+    let first = visible.start / LANES;
+    let pages = &mut scores.as_chunks_mut::<LANES>().0[..visible.end.div_ceil(LANES)];
+    let pages = pages.get_mut(first..).unwrap_or_default();
     let mut largest = lowest;
     for (page, scores) in pages.iter().enumerate() {
-        largest = simd.max(simd.first(visible - page * LANES, simd.load(scores), lowest), largest);
+        largest = simd.max(clip(simd, (first + page) * LANES, &visible, simd.load(scores), lowest), largest);
     }
     let largest = simd.largest(largest);
     let mut sum = simd.splat(0.0);
@@ -164,76 +267,114 @@ fn softmax<S: Simd>(simd: S, scores: &mut [f32; SEGMENT_TOKENS], visible: usize)
         let weights = exp(simd, simd.sub(scores_here, simd.splat(largest)));
         // Adds 0, or NaN: a score of minus infinity would count for nothing otherwise, and unnoticed.
         let weights = simd.fma(scores_here, simd.splat(0.0), weights);
-        let weights = simd.first(visible - page * LANES, weights, simd.splat(0.0));
+        let weights = clip(simd, (first + page) * LANES, &visible, weights, simd.splat(0.0));
         sum = simd.add(sum, weights);
         simd.store(weights, scores);
     }
     Partial { largest, sum: simd.sum(sum) }
 }
 
+/// The lanes whose positions, from `start` on, are visible; the others are `hidden`.
+#[inline(always)]
+fn clip<S: Simd>(simd: S, start: usize, visible: &Range<usize>, lanes: S::F, hidden: S::F) -> S::F {
+    if visible.start <= start && start + LANES <= visible.end {
+        return lanes;
+    }
+    let lanes = simd.first(visible.end - start, lanes, hidden);
+    simd.first(visible.start.saturating_sub(start), hidden, lanes)
+}
+
 /// Adds the weighted values of a page's positions that each row sees, in ascending order.
 ///
-/// Shapes: `values` [16, head_dim], `weights` [R, segment's positions] from the page's first on, `outputs` [R, head_dim].
+/// Shapes: `values` `[16][head_dim]`, `weights` `[R]` rows of the segment, `outputs` `[R][head_dim]`.
 #[inline(always)]
-fn add_values<S: Simd, const R: usize>(
+fn add_values<S: Simd, E: Element, const R: usize>(
     simd: S,
-    values: &[f32],
-    head_dim: usize,
-    weights: &[f32],
-    visible: impl Fn(usize) -> usize,
+    values: &[E::Chunk],
+    number: usize,
+    weights: &[[f32; SEGMENT_TOKENS]],
+    visible: Visible,
+    first_row: usize,
     outputs: &mut [f32],
 ) {
+    let chunks = values.len() / PAGE_TOKENS;
+    let head_dim = chunks * LANES;
     let weights: [&[f32; PAGE_TOKENS]; R] =
-        std::array::from_fn(|row| &weights[row * SEGMENT_TOKENS..].as_chunks::<PAGE_TOKENS>().0[0]);
-    // Rows of a chunk may belong to different tokens: what all of them see first, then each its own rest.
-    let common = (0..R).map(&visible).min().unwrap_or(0);
-    let mut dim = 0;
-    while S::COLUMNS_MAX >= 4 && head_dim - dim >= 4 * LANES {
-        add_panel::<S, R, 4>(simd, values, head_dim, dim, weights, 0..common, outputs);
-        dim += 4 * LANES;
+        std::array::from_fn(|row| &weights[row].as_chunks::<PAGE_TOKENS>().0[number]);
+    // Rows of a chunk may belong to different tokens, later ones see more: what all of them see is computed together,
+    // what lies before and after it for each row that sees it.
+    let start = visible.in_page(first_row + R - 1, number).start;
+    let common = start..visible.in_page(first_row, number).end.max(start);
+    let is_partial = common != (0..PAGE_TOKENS);
+    if is_partial {
+        for row in 0..R {
+            let Range { start, end } = visible.in_page(first_row + row, number);
+            let before = start..end.min(common.start);
+            add_row::<S, E>(simd, values, weights[row], before, &mut outputs[row * head_dim..][..head_dim]);
+        }
     }
-    while S::COLUMNS_MAX >= 2 && head_dim - dim >= 2 * LANES {
-        add_panel::<S, R, 2>(simd, values, head_dim, dim, weights, 0..common, outputs);
-        dim += 2 * LANES;
+    let mut chunk = 0;
+    while S::COLUMNS_MAX >= 4 && chunks - chunk >= 4 {
+        add_panel::<S, E, R, 4>(simd, values, chunks, chunk, weights, common.clone(), outputs);
+        chunk += 4;
     }
-    while head_dim - dim >= LANES {
-        add_panel::<S, R, 1>(simd, values, head_dim, dim, weights, 0..common, outputs);
-        dim += LANES;
+    while S::COLUMNS_MAX >= 2 && chunks - chunk >= 2 {
+        add_panel::<S, E, R, 2>(simd, values, chunks, chunk, weights, common.clone(), outputs);
+        chunk += 2;
     }
-    for row in 0..R {
-        let rest = common..visible(row);
-        if !rest.is_empty() {
-            let outputs = &mut outputs[row * head_dim..];
-            for dim in (0..head_dim).step_by(LANES) {
-                add_panel::<S, 1, 1>(simd, values, head_dim, dim, [weights[row]], rest.clone(), outputs);
-            }
+    while chunk < chunks {
+        add_panel::<S, E, R, 1>(simd, values, chunks, chunk, weights, common.clone(), outputs);
+        chunk += 1;
+    }
+    if is_partial {
+        for row in 0..R {
+            let Range { start, end } = visible.in_page(first_row + row, number);
+            let after = start.max(common.end)..end;
+            add_row::<S, E>(simd, values, weights[row], after, &mut outputs[row * head_dim..][..head_dim]);
         }
     }
 }
 
-/// `R` rows by `C` vectors of dimensions from `dim` on, over a range of a page's positions.
+/// One row's share of a range of positions that other rows of its chunk do not see.
 #[inline(always)]
-fn add_panel<S: Simd, const R: usize, const C: usize>(
+fn add_row<S: Simd, E: Element>(
     simd: S,
-    values: &[f32],
-    head_dim: usize,
-    dim: usize,
-    weights: [&[f32; PAGE_TOKENS]; R],
-    positions: std::ops::Range<usize>,
+    values: &[E::Chunk],
+    weights: &[f32; PAGE_TOKENS],
+    positions: Range<usize>,
     outputs: &mut [f32],
 ) {
+    if !positions.is_empty() {
+        let chunks = outputs.len() / LANES;
+        for chunk in 0..chunks {
+            add_panel::<S, E, 1, 1>(simd, values, chunks, chunk, [weights], positions.clone(), outputs);
+        }
+    }
+}
+
+/// `R` rows by `C` vectors of dimensions from vector `chunk` of `chunks` on, over a range of a page's positions.
+#[inline(always)]
+fn add_panel<S: Simd, E: Element, const R: usize, const C: usize>(
+    simd: S,
+    values: &[E::Chunk],
+    chunks: usize,
+    chunk: usize,
+    weights: [&[f32; PAGE_TOKENS]; R],
+    positions: Range<usize>,
+    outputs: &mut [f32],
+) {
+    let outputs = outputs.as_chunks_mut::<LANES>().0;
     let mut sums = [[simd.splat(0.0); C]; R];
     for (row, sums) in sums.iter_mut().enumerate() {
-        let outputs = outputs[row * head_dim + dim..].as_chunks::<LANES>().0;
         for (column, sum) in sums.iter_mut().enumerate() {
-            *sum = simd.load(&outputs[column]);
+            *sum = simd.load(&outputs[row * chunks + chunk + column]);
         }
     }
     for position in positions.start..positions.end.min(PAGE_TOKENS) {
-        let token = values[position * head_dim + dim..].as_chunks::<LANES>().0;
+        let token = &values[position * chunks + chunk..][..C];
         let mut lanes = [simd.splat(0.0); C];
         for column in 0..C {
-            lanes[column] = simd.load(&token[column]);
+            lanes[column] = E::load(simd, &token[column]);
         }
         for row in 0..R {
             let weight = simd.splat(weights[row][position]);
@@ -243,9 +384,8 @@ fn add_panel<S: Simd, const R: usize, const C: usize>(
         }
     }
     for (row, sums) in sums.iter().enumerate() {
-        let outputs = outputs[row * head_dim + dim..].as_chunks_mut::<LANES>().0;
         for (column, sum) in sums.iter().enumerate() {
-            simd.store(*sum, &mut outputs[column]);
+            simd.store(*sum, &mut outputs[row * chunks + chunk + column]);
         }
     }
 }

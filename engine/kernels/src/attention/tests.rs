@@ -3,7 +3,7 @@
 use super::*;
 use crate::kv_store::{KvShape, PageRef};
 use crate::rope::{HeadTransform, Rope, RopePairs, rotate_and_append};
-use crate::{KernelFamily, PageFault};
+use crate::{KernelFamily, KvKind, PageFault, ReadSetRule};
 
 const SHAPE: HeadShape = HeadShape { heads: 6, kv_heads: 2, head_dim: 80 };
 const ROPE_BASE: f32 = 1e4;
@@ -19,14 +19,29 @@ fn pages(count: usize, first: u32, tag: u32) -> Vec<PageRef> {
 }
 
 fn store(count: usize, tables: &[&[PageRef]]) -> KvStore {
+    store_of(KvKind::default(), count, tables)
+}
+
+fn store_of(kind: KvKind, count: usize, tables: &[&[PageRef]]) -> KvStore {
     let shape = KvShape { layers: 2, kv_heads: SHAPE.kv_heads, head_dim: SHAPE.head_dim, pages: count };
-    let mut store = KvStore::new(shape).unwrap();
+    let mut store = KvStore::with_kind(shape, kind).unwrap();
     tables.iter().flat_map(|table| table.iter()).for_each(|page| store.assign(*page).unwrap());
     store
 }
 
 /// One layer over a run: rotation, append, attention.
 fn run(team: &mut Team, store: &mut KvStore, spans: &[Span<'_>], qkv: &[f32], faults: &mut PageFaults) -> Vec<f32> {
+    run_through(None, team, store, spans, qkv, faults)
+}
+
+fn run_through(
+    window: Option<usize>,
+    team: &mut Team,
+    store: &mut KvStore,
+    spans: &[Span<'_>],
+    qkv: &[f32],
+    faults: &mut PageFaults,
+) -> Vec<f32> {
     let mut qkv = qkv.to_vec();
     let tokens: usize = spans.iter().map(|span| span.tokens.len()).sum();
     let frequency = |pair: usize| f64::from(ROPE_BASE).powf(-2.0 * pair as f64 / ROPE_DIMS as f64);
@@ -39,12 +54,12 @@ fn run(team: &mut Team, store: &mut KvStore, spans: &[Span<'_>], qkv: &[f32], fa
     let scale = 1.0 / (SHAPE.head_dim as f32).sqrt();
     let transform = HeadTransform { norms: None, rope: Some(&rope), scale };
     rotate_and_append(team, store, 1, SHAPE, &transform, spans, &mut qkv, faults);
-    attention(team, store, 1, SHAPE, &mut plan, spans, &qkv, faults, &mut out);
+    attention(team, store, 1, SHAPE, window, &mut plan, spans, &qkv, faults, &mut out);
     out
 }
 
 /// The definition, in f64.
-fn definition(qkv: &[f32], tokens: usize) -> Vec<f64> {
+fn definition(qkv: &[f32], tokens: usize, window: usize) -> Vec<f64> {
     let head_dim = SHAPE.head_dim;
     let rotated = |token: usize, start: usize| -> Vec<f64> {
         let x = &qkv[token * SHAPE.qkv_width() + start..][..head_dim];
@@ -62,7 +77,8 @@ fn definition(qkv: &[f32], tokens: usize) -> Vec<f64> {
         for head in 0..SHAPE.heads {
             let kv_head = head / (SHAPE.heads / SHAPE.kv_heads);
             let query = rotated(token, head * head_dim);
-            let scores: Vec<f64> = (0..=token)
+            let first = (token + 1).saturating_sub(window);
+            let scores: Vec<f64> = (first..=token)
                 .map(|other| {
                     let key = rotated(other, SHAPE.query_width() + kv_head * head_dim);
                     std::iter::zip(&query, &key).map(|(q, k)| q * k).sum::<f64>() / (head_dim as f64).sqrt()
@@ -74,7 +90,7 @@ fn definition(qkv: &[f32], tokens: usize) -> Vec<f64> {
                 let at = SHAPE.query_width() + SHAPE.kv_width() + kv_head * head_dim + dim;
                 let value = |other: usize| f64::from(qkv[other * SHAPE.qkv_width() + at]);
                 let weighted: f64 =
-                    scores.iter().enumerate().map(|(other, score)| (score - largest).exp() * value(other)).sum();
+                    (first..).zip(&scores).map(|(other, score)| (score - largest).exp() * value(other)).sum();
                 out.push(weighted / sum);
             }
         }
@@ -82,17 +98,26 @@ fn definition(qkv: &[f32], tokens: usize) -> Vec<f64> {
     out
 }
 
+/// A window that hides whole segments, one that begins inside a page, one of a few tokens, and none.
+const WINDOWS: [Option<usize>; 4] = [None, Some(300), Some(77), Some(5)];
+
 #[test]
-fn attention_is_near_the_definition() {
-    // Three segments; K and V are stored as f16, hence the tolerance.
+fn attention_is_near_the_definition_however_values_are_stored() {
+    // Three segments. Values are of up to 2: half a step of what is stored, hence the tolerances.
     let tokens = 530;
     let qkv = values(tokens * SHAPE.qkv_width(), 1);
     let table = pages(tokens.div_ceil(PAGE_TOKENS), 3, 5);
     let span = Span { tokens: &vec![0; tokens], position: 0, pages: &table, logits: false };
-    let mut store = store(40, &[&table]);
-    let out = run(&mut Team::new(2), &mut store, &[span], &qkv, &mut PageFaults::default());
-    for (index, (value, wanted)) in std::iter::zip(&out, definition(&qkv, tokens)).enumerate() {
-        assert!((f64::from(*value) - wanted).abs() < 4e-3, "value {index}: {value} for {wanted}");
+    for window in WINDOWS {
+        let wanted = definition(&qkv, tokens, window.unwrap_or(usize::MAX));
+        for (kind, tolerance) in [(KvKind::F32, 4e-6), (KvKind::Bf16, 2.5e-2), (KvKind::Int8, 6e-2)] {
+            let mut store = store_of(kind, 40, &[&table]);
+            let out = run_through(window, &mut Team::new(2), &mut store, &[span], &qkv, &mut PageFaults::default());
+            for (index, (value, wanted)) in std::iter::zip(&out, &wanted).enumerate() {
+                let error = (f64::from(*value) - wanted).abs();
+                assert!(error < tolerance, "{kind} {window:?}, value {index}: {value} for {wanted}");
+            }
+        }
     }
 }
 
@@ -102,34 +127,90 @@ fn the_bits_do_not_depend_on_division_threads_pages_or_family() {
     let width = SHAPE.qkv_width();
     let qkv = values(tokens * width, 2);
     let ids = vec![0; tokens];
-    // One token at a time, one thread, plain Rust.
-    let table = pages(19, 0, 1);
-    let mut team = Team::with_family(1, KernelFamily::Scalar).unwrap();
-    let mut serial_store = store(19, &[&table]);
-    let mut reference = Vec::new();
-    for position in 0..tokens {
-        let span = Span { tokens: &ids[..1], position, pages: &table, logits: false };
-        let qkv = &qkv[position * width..][..width];
-        reference.extend(run(&mut team, &mut serial_store, &[span], qkv, &mut PageFaults::default()));
-    }
-    for family in KernelFamily::ALL {
-        for (threads, chunk) in [(1, 300), (2, 300), (3, 37), (2, 1), (8, 7), (4, 256)] {
-            let Some(mut team) = Team::with_family(threads, family) else { continue };
-            let table = pages(19, 2, 4_000_000_000);
-            let mut store = store(30, &[&table]);
-            let mut out = Vec::new();
-            for first in (0..tokens).step_by(chunk) {
-                let tokens = &ids[first..(first + chunk).min(tokens)];
-                let span = Span { tokens, position: first, pages: &table, logits: false };
-                let qkv = &qkv[first * width..][..tokens.len() * width];
-                out.extend(run(&mut team, &mut store, &[span], qkv, &mut PageFaults::default()));
+    for (kind, window) in KvKind::ALL.into_iter().flat_map(|kind| [(kind, None), (kind, Some(70))]) {
+        // One token at a time, one thread, plain Rust.
+        let table = pages(19, 0, 1);
+        let mut team = Team::with_family(1, KernelFamily::Scalar).unwrap();
+        let mut serial_store = store_of(kind, 19, &[&table]);
+        let mut reference = Vec::new();
+        for position in 0..tokens {
+            let span = Span { tokens: &ids[..1], position, pages: &table, logits: false };
+            let qkv = &qkv[position * width..][..width];
+            let mut faults = PageFaults::default();
+            reference.extend(run_through(window, &mut team, &mut serial_store, &[span], qkv, &mut faults));
+        }
+        for family in KernelFamily::ALL {
+            for (threads, chunk) in [(1, 300), (2, 300), (3, 37), (2, 1), (8, 7), (4, 256)] {
+                let Some(mut team) = Team::with_family(threads, family) else { continue };
+                let table = pages(19, 2, 4_000_000_000);
+                let mut store = store_of(kind, 30, &[&table]);
+                let mut out = Vec::new();
+                for first in (0..tokens).step_by(chunk) {
+                    let tokens = &ids[first..(first + chunk).min(tokens)];
+                    let span = Span { tokens, position: first, pages: &table, logits: false };
+                    let qkv = &qkv[first * width..][..tokens.len() * width];
+                    let mut faults = PageFaults::default();
+                    out.extend(run_through(window, &mut team, &mut store, &[span], qkv, &mut faults));
+                }
+                assert!(
+                    out.iter().map(|x| x.to_bits()).eq(reference.iter().map(|x| x.to_bits())),
+                    "{kind} {window:?} {family} {threads} {chunk}"
+                );
             }
-            assert!(
-                out.iter().map(|x| x.to_bits()).eq(reference.iter().map(|x| x.to_bits())),
-                "{family} {threads} {chunk}"
-            );
         }
     }
+}
+
+/// What the kernel says that it read is what the owner of the pages expects, and nothing else is.
+#[test]
+fn the_read_set_is_the_one_that_the_owners_pages_give() {
+    let width = SHAPE.qkv_width();
+    for window in WINDOWS {
+        // Layer 1 of two is run: of layer 0 nothing is read.
+        let rule = ReadSetRule::new(SHAPE.kv_heads, [window, window]);
+        let above = ReadSetRule::new(SHAPE.kv_heads, [window]);
+        for (threads, tokens, position) in
+            [(1, 530, 0), (2, 530, 0), (4, 1, 528), (1, 1, 528), (3, 19, 500), (2, 3, 14)]
+        {
+            let (mine, theirs) = (pages(40, 0, 11), pages(40, 40, 22));
+            let mut store = store(80, &[&mine, &theirs]);
+            let mut team = Team::new(threads);
+            let mut faults = PageFaults::default();
+            let ids = vec![0; 530];
+            let whole = |pages| Span { tokens: &ids, position: 0, pages, logits: false };
+            let qkv = values(2 * 530 * width, 3);
+            run_through(window, &mut team, &mut store, &[whole(&mine), whole(&theirs)], &qkv, &mut faults);
+            let span = |pages| Span { tokens: &ids[..tokens], position, pages, logits: false };
+            let qkv = &qkv[..2 * tokens * width];
+            run_through(window, &mut team, &mut store, &[span(&mine), span(&theirs)], qkv, &mut faults);
+            for (number, pages) in [(0, &mine), (1, &theirs)] {
+                let expected =
+                    rule.expected(position, tokens, pages).wrapping_sub(above.expected(position, tokens, pages));
+                assert_eq!(faults.read_set(number), Some(expected), "{window:?} {threads} {tokens} {position}");
+            }
+            assert_ne!(faults.read_set(0), faults.read_set(1));
+        }
+    }
+}
+
+#[test]
+fn a_page_of_ones_own_in_the_wrong_place_shows_in_the_read_set_alone() {
+    let mine = pages(3, 0, 11);
+    let width = SHAPE.qkv_width();
+    let ids = [0; 40];
+    let mut store = store(3, &[&mine]);
+    let mut faults = PageFaults::default();
+    let mut team = Team::new(1);
+    let span = |pages| Span { tokens: &ids, position: 0, pages, logits: false };
+    run(&mut team, &mut store, &[span(&mine)], &values(40 * width, 3), &mut faults);
+    let rule = ReadSetRule::new(SHAPE.kv_heads, [None, None]);
+    let above = ReadSetRule::new(SHAPE.kv_heads, [None]);
+    let swapped = [mine[1], mine[0], mine[2]];
+    let step = Span { tokens: &ids[..1], position: 40, pages: &swapped, logits: false };
+    run(&mut team, &mut store, &[step], &values(width, 4), &mut faults);
+    assert_eq!(faults.of(0), None, "every page is the reader's own");
+    let expected = rule.expected(40, 1, &mine).wrapping_sub(above.expected(40, 1, &mine));
+    assert_ne!(faults.read_set(0), Some(expected));
 }
 
 #[test]

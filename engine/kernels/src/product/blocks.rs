@@ -11,7 +11,7 @@ pub(super) fn nibbles<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Act
     let mut sums = [simd.splat(0.0); N];
     for (index, block) in tile.as_chunks::<NIBBLE_BLOCK_BYTES>().0[..rows[0].len()].iter().enumerate() {
         if N <= 2 || first == 0 {
-            prefetch(simd, block);
+            prefetch(simd, tile, rows[0].len(), index, NIBBLE_BLOCK_BYTES / 64);
         }
         let quads = block.as_chunks::<64>().0;
         let mut dots = [simd.splat_i32(0); N];
@@ -44,7 +44,7 @@ pub(super) fn bytes<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activ
     let scales = &scales.as_chunks::<{ 2 * LANES }>().0[..rows[0].len()];
     for (index, block) in blocks.as_chunks::<BYTE_BLOCK_BYTES>().0[..rows[0].len()].iter().enumerate() {
         if N <= 2 || first == 0 {
-            prefetch(simd, block);
+            prefetch(simd, tile, rows[0].len(), index, BYTE_BLOCK_BYTES / 64 + 1);
         }
         let mut dots = [simd.splat_i32(0); N];
         for token in 0..N {

@@ -56,7 +56,7 @@ fn floats<S: Simd, const N: usize, const COLUMN: usize>(
     let columns = tile.as_chunks::<COLUMN>().0;
     for (index, block) in columns.as_chunks::<BLOCK>().0[..rows[0].len()].iter().enumerate() {
         if N <= 2 || first == 0 {
-            prefetch(simd, block.as_flattened());
+            prefetch(simd, tile, rows[0].len(), index, BLOCK * COLUMN / 64);
         }
         let mut dots = [simd.splat(0.0); N];
         for (column, weights) in block.iter().enumerate() {

@@ -19,11 +19,11 @@ const _: () = assert!(PLANE_BYTES == 4 * LANES, "a plane is read at once");
 #[inline(always)]
 pub(super) fn five<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activations, first: usize) -> [S::F; N] {
     let blocks = input.width() / BLOCK;
-    let (weights, scales) = tile.split_at(blocks * FIVE_BITS);
+    let scales = &tile[blocks * FIVE_BITS..];
     let scales = &scales.as_chunks::<{ 4 * TILE }>().0[..blocks];
     with_minima::<S, N, FIVE_BITS>(
         simd,
-        weights,
+        tile,
         input,
         first,
         #[inline(always)]
@@ -43,13 +43,13 @@ pub(super) fn grouped<S: Simd, const N: usize, const WEIGHTS: usize>(
     first: usize,
 ) -> [S::F; N] {
     let blocks = input.width() / BLOCK;
-    let (weights, scales) = tile.split_at(blocks * WEIGHTS);
+    let scales = &tile[blocks * WEIGHTS..];
     let (of_blocks, of_groups) = scales.split_at(blocks * 2 * TILE);
     let of_blocks = &of_blocks.as_chunks::<{ 2 * TILE }>().0[..blocks];
     let of_groups = &of_groups.as_chunks::<{ 4 * TILE }>().0[..blocks / GROUP_BLOCKS];
     with_minima::<S, N, WEIGHTS>(
         simd,
-        weights,
+        tile,
         input,
         first,
         #[inline(always)]
@@ -68,16 +68,16 @@ pub(super) fn grouped<S: Simd, const N: usize, const WEIGHTS: usize>(
 #[inline(always)]
 fn with_minima<S: Simd, const N: usize, const WEIGHTS: usize>(
     simd: S,
-    weights: &[u8],
+    tile: &[u8],
     input: &Activations,
     first: usize,
     scales_of: impl Fn(usize) -> (S::F, S::F),
 ) -> [S::F; N] {
     let rows: [&[Block]; N] = std::array::from_fn(|token| input.row(first + token));
     let mut sums = [simd.splat(0.0); N];
-    for (index, block) in weights.as_chunks::<WEIGHTS>().0[..rows[0].len()].iter().enumerate() {
+    for (index, block) in tile.as_chunks::<WEIGHTS>().0[..rows[0].len()].iter().enumerate() {
         if N <= 2 || first == 0 {
-            prefetch(simd, block);
+            prefetch(simd, tile, rows[0].len(), index, WEIGHTS / 64 + 1);
         }
         let (quads, planes) = quads_and_planes(block);
         let mut dots = [simd.splat_i32(0); N];
@@ -118,7 +118,7 @@ pub(super) fn six<S: Simd, const N: usize>(simd: S, tile: &[u8], input: &Activat
     let mut sums = [simd.splat(0.0); N];
     for (index, block) in weights.as_chunks::<SIX_BITS>().0[..blocks].iter().enumerate() {
         if N <= 2 || first == 0 {
-            prefetch(simd, block);
+            prefetch(simd, tile, blocks, index, SIX_BITS / 64 + 1);
         }
         let (quads, planes) = quads_and_planes(block);
         // Weights are centred at 32: the dot products begin with what that takes off.

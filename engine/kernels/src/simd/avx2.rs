@@ -167,16 +167,6 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    fn to_f16(self, value: Self::F) -> [u8; 2 * LANES] {
-        // SAFETY: `self` proves the instructions; both types are 32 plain bytes.
-        unsafe {
-            std::mem::transmute::<[__m128i; 2], [u8; 2 * LANES]>([
-                _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value.0),
-                _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value.1),
-            ])
-        }
-    }
-    #[inline(always)]
     fn add(self, a: Self::F, b: Self::F) -> Self::F {
         // SAFETY: `self` proves the instructions; on registers only.
         unsafe { Pair(_mm256_add_ps(a.0, b.0), _mm256_add_ps(a.1, b.1)) }
@@ -362,6 +352,13 @@ impl Simd for Avx2 {
         // SAFETY: `self` proves the instructions; a prefetch never faults.
         unsafe {
             _mm_prefetch::<_MM_HINT_T0>(address.cast());
+        }
+    }
+    #[inline(always)]
+    fn prefetch_l2(self, address: *const u8) {
+        // SAFETY: `self` proves the instructions; a prefetch never faults.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(address.cast());
         }
     }
 }

@@ -87,11 +87,6 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) }
     }
     #[inline(always)]
-    fn to_f16(self, value: Self::F) -> [u8; 2 * LANES] {
-        // SAFETY: `self` proves the instructions; both types are 32 plain bytes.
-        unsafe { std::mem::transmute::<__m256i, [u8; 2 * LANES]>(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value)) }
-    }
-    #[inline(always)]
     fn add(self, a: Self::F, b: Self::F) -> Self::F {
         // SAFETY: `self` proves the instructions; on registers only.
         unsafe { _mm512_add_ps(a, b) }
@@ -243,6 +238,13 @@ impl Simd for Avx512 {
         // SAFETY: `self` proves the instructions; a prefetch never faults.
         unsafe {
             _mm_prefetch::<_MM_HINT_T0>(address.cast());
+        }
+    }
+    #[inline(always)]
+    fn prefetch_l2(self, address: *const u8) {
+        // SAFETY: `self` proves the instructions; a prefetch never faults.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(address.cast());
         }
     }
 }

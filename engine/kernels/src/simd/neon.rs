@@ -199,15 +199,6 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         // SAFETY: `self` proves the instructions; an array reference is readable.
         unsafe { map(widen_i8(vreinterpretq_s8_u8(vld1q_u8(from.as_ptr()))), |a| vcvtq_f32_s32(a)) }
     }
-    #[inline(always)]
-    fn to_f16(self, value: Self::F) -> [u8; 2 * LANES] {
-        let [a, b, c, d] = value;
-        // SAFETY: `self` proves the instructions; both types are 32 plain bytes.
-        unsafe {
-            let halves = [vcvt_high_f16_f32(vcvt_f16_f32(a), b), vcvt_high_f16_f32(vcvt_f16_f32(c), d)];
-            std::mem::transmute::<[float16x8_t; 2], [u8; 2 * LANES]>(halves)
-        }
-    }
 
     #[inline(always)]
     fn add(self, a: Self::F, b: Self::F) -> Self::F {
@@ -377,5 +368,11 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     fn prefetch(self, address: *const u8) {
         // SAFETY: a prefetch never faults and changes nothing that a program can see.
         unsafe { asm!("prfm pldl1keep, [{}]", in(reg) address, options(nomem, nostack, preserves_flags)) };
+    }
+    #[expect(clippy::pointers_in_nomem_asm_block, reason = "a prefetch reads nothing that a program can see")]
+    #[inline(always)]
+    fn prefetch_l2(self, address: *const u8) {
+        // SAFETY: a prefetch never faults and changes nothing that a program can see.
+        unsafe { asm!("prfm pldl2keep, [{}]", in(reg) address, options(nomem, nostack, preserves_flags)) };
     }
 }

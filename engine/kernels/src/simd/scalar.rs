@@ -54,10 +54,6 @@ impl Simd for Scalar {
     fn load_i8(self, from: &[u8; LANES]) -> Self::F {
         from.map(|byte| f32::from(byte as i8))
     }
-    #[inline(always)]
-    fn to_f16(self, value: Self::F) -> [u8; 2 * LANES] {
-        std::array::from_fn(|byte| f16::from_f32(value[byte / 2]).to_le_bytes()[byte % 2])
-    }
 
     #[inline(always)]
     fn add(self, a: Self::F, b: Self::F) -> Self::F {
@@ -192,4 +188,6 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn prefetch(self, _address: *const u8) {}
+    #[inline(always)]
+    fn prefetch_l2(self, _address: *const u8) {}
 }

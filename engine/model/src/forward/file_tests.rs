@@ -7,7 +7,7 @@ use super::*;
 use crate::gguf::tests::{File, float, number, numbers, scalar, strings};
 use crate::inspection::inspect;
 use crate::tensor_kind::TensorKind;
-use engine_kernels::{KvShape, MatrixKind, PageRef};
+use engine_kernels::{KvKind, KvShape, MatrixKind, PageRef};
 
 const VOCAB: usize = 48;
 /// Element types, by their numbers in the file, that matrices get in turn: Q6_K first, as token embeddings often are.
@@ -87,7 +87,8 @@ fn write(path: &Path, config: &ModelConfig, tensors: &Tensors) {
 /// Logits of every position, in steps of `step` tokens.
 fn logits(model: &Arc<Model>, family: KernelFamily, threads: usize, step: usize) -> Option<Vec<Vec<f32>>> {
     let ModelConfig { layers, kv_heads, head_dim, .. } = *model.config();
-    let mut store = KvStore::new(KvShape { layers, kv_heads, head_dim, pages: 2 }).unwrap();
+    // As computed: rounded K and V would hide small differences.
+    let mut store = KvStore::with_kind(KvShape { layers, kv_heads, head_dim, pages: 2 }, KvKind::F32).unwrap();
     let pages: Vec<PageRef> = (0..2).map(|page| PageRef { page, tag: 1 }).collect();
     pages.iter().for_each(|page| store.assign(*page).unwrap());
     let mut forward = Forward::with_family(Arc::clone(model), threads, TOKENS.len(), family)?;

@@ -1,0 +1,125 @@
+//! The read-set digest: what attention really read, in one number, and the number that it should be.
+//!
+//! While attention compares the tag of a page with the reader's, it adds a term for the page, made of the tag that it
+//! loaded, to the digest of the span: once for each layer and group of heads, times a factor of theirs. Sums are modulo
+//! 2^64 and do not depend on any order. Whoever knows which pages a sequence owns, from another source than the block
+//! table that the kernels were given, computes the same number with [`ReadSetRule::expected`].
+//!
+//! Terms and factors are odd: a page that is missing or doubled in one group of heads of one layer always shows; any
+//! other difference goes unseen with a chance of about 2^-64, as long as nobody chooses it against these constants.
+
+use crate::attention::last_tile;
+use crate::kv_store::{PAGE_TOKENS, PageRef};
+
+/// The term of a page that is the `index`-th of its sequence and holds `tokens` of it.
+#[inline]
+#[must_use]
+pub fn page_term(page: PageRef, index: usize, tokens: usize) -> u64 {
+    let whose = u64::from(page.page) << 32 | u64::from(page.tag);
+    let place = (index as u64) << 8 | tokens as u64;
+    mix(mix(whose).wrapping_add(place)) | 1
+}
+
+/// The factor of a layer and a group of heads.
+#[inline]
+pub(crate) fn factor(layer: usize, kv_head: usize) -> u64 {
+    mix((layer as u64) << 32 | kv_head as u64 | 1 << 63) | 1
+}
+
+/// Tokens that the `index`-th page of a sequence holds when the sequence ends before `end`.
+#[inline]
+pub(crate) fn tokens_of_page(index: usize, end: usize) -> usize {
+    end.saturating_sub(index * PAGE_TOKENS).min(PAGE_TOKENS)
+}
+
+/// The first page that the token at `position` sees through a window.
+#[inline]
+pub(crate) fn first_page(position: usize, window: Option<usize>) -> usize {
+    window.map_or(0, |window| (position + 1).saturating_sub(window) / PAGE_TOKENS)
+}
+
+/// The finaliser of SplitMix64, a bijection (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators).
+#[inline]
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// How the layers of a model read: what the factors sum up to, for each kind of window.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadSetRule {
+    /// Each window once, with the sum of the factors of its layers and their heads.
+    windows: Vec<(Option<usize>, u64)>,
+}
+
+impl ReadSetRule {
+    /// For a model with this many groups of heads, whose layers have these windows, in tokens.
+    #[must_use]
+    pub fn new(kv_heads: usize, layers: impl IntoIterator<Item = Option<usize>>) -> Self {
+        let mut windows: Vec<(Option<usize>, u64)> = Vec::new();
+        for (layer, window) in layers.into_iter().enumerate() {
+            let factors = (0..kv_heads).fold(0u64, |sum, kv_head| sum.wrapping_add(factor(layer, kv_head)));
+            match windows.iter_mut().find(|(known, _)| *known == window) {
+                Some((_, sum)) => *sum = sum.wrapping_add(factors),
+                None => windows.push((window, factors)),
+            }
+        }
+        Self { windows }
+    }
+
+    /// The digest of a span of `tokens` (at least 1) from `position` on, in a sequence that owns `pages`, in order.
+    #[must_use]
+    pub fn expected(&self, position: usize, tokens: usize, pages: &[PageRef]) -> u64 {
+        let end = position + tokens;
+        let pages = &pages[..pages.len().min(end.div_ceil(PAGE_TOKENS))];
+        self.windows.iter().fold(0u64, |digest, (window, factors)| {
+            let first = first_page(last_tile(position, tokens), *window);
+            let terms = pages.iter().enumerate().skip(first);
+            let terms = terms.map(|(index, page)| page_term(*page, index, tokens_of_page(index, end)));
+            digest.wrapping_add(terms.fold(0u64, u64::wrapping_add).wrapping_mul(*factors))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages(count: u32) -> Vec<PageRef> {
+        (0..count).map(|page| PageRef { page: 7 * page, tag: 1_000 + page }).collect()
+    }
+
+    #[test]
+    fn any_other_set_of_pages_has_another_digest() {
+        let rule = ReadSetRule::new(3, [None, Some(40), None]);
+        let right = rule.expected(70, 3, &pages(5));
+        assert_eq!(rule.expected(70, 3, &pages(6)), right, "a page behind the last token is not read");
+        for index in 0..5 {
+            let with = |change: fn(&mut PageRef)| {
+                let mut other = pages(5);
+                change(&mut other[index]);
+                rule.expected(70, 3, &other)
+            };
+            assert_ne!(with(|page| page.tag += 1), right);
+            assert_ne!(with(|page| page.page += 1), right);
+        }
+        let mut swapped = pages(5);
+        swapped.swap(1, 2);
+        assert_ne!(rule.expected(70, 3, &swapped), right, "the order counts");
+        assert_ne!(rule.expected(69, 3, &pages(5)), right, "so does how far the last page is filled");
+        assert_ne!(rule.expected(70, 3, &pages(4)), right);
+        assert_ne!(ReadSetRule::new(2, [None, Some(40), None]).expected(70, 3, &pages(5)), right);
+        assert_ne!(ReadSetRule::new(3, [None, None, None]).expected(70, 3, &pages(5)), right);
+    }
+
+    #[test]
+    fn one_missing_term_shows_in_any_layer_and_head() {
+        for layer in 0..40 {
+            for kv_head in 0..8 {
+                let term = page_term(PageRef { page: 3, tag: 9 }, 4, 16).wrapping_mul(factor(layer, kv_head));
+                assert!(term % 2 == 1, "an odd number is not 0, nor twice itself");
+            }
+        }
+    }
+}
