@@ -9,6 +9,7 @@ mod ceiling;
 pub mod elementary;
 mod family;
 mod kv_store;
+pub mod logits;
 mod mapped_file;
 mod matrix;
 mod memory;

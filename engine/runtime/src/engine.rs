@@ -4,7 +4,7 @@ use crate::config::{EngineConfig, StartEngineError};
 use crate::detokenizer::Detokenizer;
 use crate::inbox::{Inbox, Refused};
 use crate::running::Running;
-use crate::sampling::{Sampler, Sampling};
+use crate::sampling::{Sampler, Sampling, SamplingScratch};
 use crate::sequence::{PromptInput, Sequence, TokenizeError};
 use crate::step::Stepper;
 use crate::steps::{STEPS_AHEAD, Steps, Timings};
@@ -137,6 +137,7 @@ impl Engine {
             inbox: inbox.clone(),
             counters: counters.clone(),
             config,
+            scratch: SamplingScratch::new(),
             running: Vec::with_capacity(config.sequences_max),
             preempted: Vec::new(),
             prefill_turn: 0,

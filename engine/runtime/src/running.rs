@@ -1,7 +1,7 @@
 //! One request inside the engine: its tokens, its pages, its way out.
 
 use crate::detokenizer::{Detokenized, Detokenizer};
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, SamplingScratch};
 use crate::steps::{Delivery, STEPS_AHEAD, StepError, Timings, Usage};
 use engine_kv::BlockTable;
 use engine_model::Tokenizer;
@@ -75,8 +75,14 @@ impl Running {
     }
 
     /// The logits after the last token: samples one, turns it into text, notices the end.
-    pub(crate) fn deliver_token(&mut self, trace: PageTrace, logits: &[f32], tokenizer: &Tokenizer) -> Next {
-        let Some(token) = self.sampler.sample(logits) else {
+    pub(crate) fn deliver_token(
+        &mut self,
+        trace: PageTrace,
+        logits: &[f32],
+        tokenizer: &Tokenizer,
+        scratch: &mut SamplingScratch,
+    ) -> Next {
+        let Some(token) = self.sampler.sample(logits, scratch) else {
             let position = self.tokens.len();
             tracing::error!(request_id = %self.request, position, "the model's output is not a number");
             return self.deliver_error(StepError::NotANumber);

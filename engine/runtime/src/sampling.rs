@@ -1,5 +1,6 @@
 //! From logits to one token.
 
+use engine_kernels::{KernelFamily, logits};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use std::cmp::Ordering;
@@ -69,6 +70,24 @@ pub(crate) struct Sampler {
 /// A candidate: its weight (not normalised) and its token.
 type Candidate = (f32, u32);
 
+/// What a sampler needs for a moment; one for all sequences, because they are sampled one after the other.
+#[derive(Debug)]
+pub(crate) struct SamplingScratch {
+    family: KernelFamily,
+    /// Weight of each token of the vocabulary, not normalised.
+    weights: Vec<f32>,
+    candidates: Vec<Candidate>,
+}
+
+impl SamplingScratch {
+    pub(crate) fn new() -> Self {
+        Self { family: KernelFamily::detect(), weights: Vec::new(), candidates: Vec::new() }
+    }
+}
+
+/// Tokens whose weights are summed at a time; a draw looks into one of these sums only.
+const WEIGHTS_AT_ONCE: usize = 256;
+
 impl Sampler {
     pub(crate) fn new(sampling: Sampling, prompt: &[u32]) -> Self {
         let repeats = sampling.repetition_penalty != 1.0;
@@ -79,14 +98,18 @@ impl Sampler {
 
     /// `logits` [vocab]. `None` when one of them is not finite: the model computed nonsense, and the token that stands out
     /// of it would look like any other.
-    pub(crate) fn sample(&mut self, logits: &[f32]) -> Option<u32> {
-        if !logits.iter().all(|logit| logit.is_finite()) {
-            return None;
-        }
+    pub(crate) fn sample(&mut self, logits: &[f32], scratch: &mut SamplingScratch) -> Option<u32> {
+        let mut best = logits::largest(scratch.family, logits)?;
         let draw = self.generator.next_u64();
         let adjusted = self.penalise(logits);
+        if let Some(adjusted) = &adjusted {
+            best = logits::largest(scratch.family, adjusted)?;
+        }
         let logits = adjusted.as_deref().unwrap_or(logits);
-        let token = if self.sampling.temperature == 0.0 { argmax(logits)? } else { self.draw(logits, draw)? };
+        let token = match self.sampling.temperature {
+            0.0 => u32::try_from(best.0).ok()?,
+            _ => self.draw(logits, best.1, draw, scratch)?,
+        };
         if self.penalises() {
             *self.completion.entry(token).or_default() += 1;
         }
@@ -118,28 +141,30 @@ impl Sampler {
         Some(logits)
     }
 
-    fn draw(&self, logits: &[f32], draw: u64) -> Option<u32> {
+    fn draw(&self, logits: &[f32], best: f32, draw: u64, scratch: &mut SamplingScratch) -> Option<u32> {
         let Sampling { temperature, top_p, top_k, min_p, .. } = self.sampling;
-        let best = logits[argmax(logits)? as usize];
-        let mut candidates: Vec<Candidate> = logits
-            .iter()
-            .zip(0u32..)
-            .map(|(logit, token)| (((logit - best) / temperature).exp(), token))
-            // The likeliest has weight 1, so the weight is the fraction that `min_p` speaks of.
-            .filter(|(weight, _)| *weight >= min_p && *weight > 0.0)
-            .collect();
+        let SamplingScratch { family, weights, candidates } = scratch;
+        logits::weights(*family, logits, best, temperature, weights);
+        // 53 random bits: uniform in [0, 1).
+        let uniform = (draw >> 11) as f64 / (1u64 << 53) as f64;
+        if top_p >= 1.0 && top_k == 0 && min_p == 0.0 {
+            return draw_from_all(weights, uniform);
+        }
+        candidates.clear();
+        // The likeliest has weight 1, so the weight is the fraction that `min_p` speaks of.
+        let likely = weights.iter().copied().zip(0u32..).filter(|(weight, _)| *weight >= min_p && *weight > 0.0);
+        candidates.extend(likely);
         if top_k > 0 && top_k < candidates.len() {
             candidates.select_nth_unstable_by(top_k - 1, likelier_first);
             candidates.truncate(top_k);
             candidates.sort_unstable_by(likelier_first);
         }
         if top_p < 1.0 {
-            keep_top_p(&mut candidates, top_p);
+            keep_top_p(candidates, top_p);
         }
         let total: f64 = candidates.iter().map(|(weight, _)| f64::from(*weight)).sum();
-        // 53 random bits: uniform in [0, 1).
-        let mut left = (draw >> 11) as f64 / (1u64 << 53) as f64 * total;
-        for (weight, token) in &candidates {
+        let mut left = uniform * total;
+        for (weight, token) in &*candidates {
             left -= f64::from(*weight);
             if left < 0.0 {
                 return Some(*token);
@@ -147,6 +172,38 @@ impl Sampler {
         }
         candidates.last().map(|(_, token)| *token)
     }
+}
+
+/// The token at `uniform` (from 0 to before 1) of all weights laid side by side.
+fn draw_from_all(weights: &[f32], uniform: f64) -> Option<u32> {
+    let total: f64 = weights.chunks(WEIGHTS_AT_ONCE).map(sum).sum();
+    let mut left = uniform * total;
+    for (number, weights) in weights.chunks(WEIGHTS_AT_ONCE).enumerate() {
+        let sum = sum(weights);
+        if left < sum {
+            let found = weights.iter().position(|weight| {
+                left -= f64::from(*weight);
+                left < 0.0
+            });
+            // Sums in another order may differ in their last bits: then it is the last one that has a weight.
+            let place = found.or_else(|| weights.iter().rposition(|weight| *weight > 0.0))?;
+            return u32::try_from(number * WEIGHTS_AT_ONCE + place).ok();
+        }
+        left -= sum;
+    }
+    weights.iter().rposition(|weight| *weight > 0.0).and_then(|last| u32::try_from(last).ok())
+}
+
+/// Eight sums side by side, then their sum: always in the same order.
+fn sum(weights: &[f32]) -> f64 {
+    let (eights, rest) = weights.as_chunks::<8>();
+    let mut sums = [0.0; 8];
+    for eight in eights {
+        for (sum, weight) in sums.iter_mut().zip(eight) {
+            *sum += f64::from(*weight);
+        }
+    }
+    sums.into_iter().chain(rest.iter().copied().map(f64::from)).sum()
 }
 
 fn likelier_first(a: &Candidate, b: &Candidate) -> Ordering {
@@ -179,22 +236,15 @@ fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f32) {
     }
 }
 
-/// The index of the largest; the lower of two equals. `None` when nothing is finite.
-fn argmax(logits: &[f32]) -> Option<u32> {
-    let mut best: Option<(f32, u32)> = None;
-    for (logit, token) in logits.iter().zip(0u32..) {
-        if best.is_none_or(|(most, _)| *logit > most) {
-            best = Some((*logit, token));
-        }
-    }
-    best.filter(|(most, _)| most.is_finite()).map(|(_, token)| token)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const LOGITS: [f32; 6] = [0.0, 3.0, 1.0, 3.0, -2.0, 2.0];
+
+    fn scratch() -> SamplingScratch {
+        SamplingScratch::new()
+    }
 
     fn greedy() -> Sampling {
         Sampling { temperature: 0.0, ..Sampling::default() }
@@ -203,7 +253,7 @@ mod tests {
     /// The set of tokens that 500 seeds draw.
     fn support(sampling: &Sampling) -> Vec<u32> {
         let mut seen: Vec<u32> = (0..500)
-            .filter_map(|seed| Sampler::new(Sampling { seed, ..sampling.clone() }, &[]).sample(&LOGITS))
+            .filter_map(|seed| Sampler::new(Sampling { seed, ..sampling.clone() }, &[]).sample(&LOGITS, &mut scratch()))
             .collect();
         seen.sort_unstable();
         seen.dedup();
@@ -212,18 +262,18 @@ mod tests {
 
     #[test]
     fn greedy_takes_the_first_of_the_likeliest() {
-        assert_eq!(Sampler::new(greedy(), &[]).sample(&LOGITS), Some(1));
+        assert_eq!(Sampler::new(greedy(), &[]).sample(&LOGITS, &mut scratch()), Some(1));
     }
 
     #[test]
     fn nonsense_is_no_token() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for logits in [[bad, 1.0], [1.0, bad], [bad; 2]] {
-                assert_eq!(Sampler::new(greedy(), &[]).sample(&logits), None);
-                assert_eq!(Sampler::new(Sampling::default(), &[]).sample(&logits), None);
+                assert_eq!(Sampler::new(greedy(), &[]).sample(&logits, &mut scratch()), None);
+                assert_eq!(Sampler::new(Sampling::default(), &[]).sample(&logits, &mut scratch()), None);
             }
         }
-        assert_eq!(Sampler::new(greedy(), &[]).sample(&[]), None);
+        assert_eq!(Sampler::new(greedy(), &[]).sample(&[], &mut scratch()), None);
     }
 
     #[test]
@@ -243,15 +293,33 @@ mod tests {
     fn frequencies_follow_the_probabilities() {
         let logits = [0.0, (3.0f32).ln()];
         let mut sampler = Sampler::new(Sampling::default(), &[]);
-        let ones = (0..20_000).filter(|_| sampler.sample(&logits) == Some(1)).count();
+        let ones = (0..20_000).filter(|_| sampler.sample(&logits, &mut scratch()) == Some(1)).count();
         assert!((14_600..15_400).contains(&ones), "three quarters expected, {ones} of 20,000 seen");
+    }
+
+    #[test]
+    fn a_draw_from_all_finds_the_token_that_a_plain_walk_finds() {
+        for count in [1usize, 7, 255, 256, 257, 5_000] {
+            let weights: Vec<f32> = (0..count).map(|i| if i % 3 == 0 { 0.0 } else { (i % 17) as f32 / 16.0 }).collect();
+            let total: f64 = weights.iter().copied().map(f64::from).sum();
+            for step in 0..1_000 {
+                let uniform = f64::from(step) / 1_000.0;
+                let mut left = uniform * total;
+                let wanted = weights.iter().position(|weight| {
+                    left -= f64::from(*weight);
+                    left < 0.0
+                });
+                assert_eq!(draw_from_all(&weights, uniform), wanted.map(|token| token as u32), "{count} at {uniform}");
+            }
+        }
+        assert_eq!(draw_from_all(&[0.5, 0.5, 0.0], 1.0), Some(1), "never a token without a weight");
     }
 
     #[test]
     fn a_seed_repeats_and_another_differs() {
         let draw = |seed| {
             let mut sampler = Sampler::new(Sampling { seed, ..Sampling::default() }, &[]);
-            (0..20).map(|_| sampler.sample(&LOGITS)).collect::<Vec<_>>()
+            (0..20).map(|_| sampler.sample(&LOGITS, &mut scratch())).collect::<Vec<_>>()
         };
         assert_eq!(draw(7), draw(7));
         assert_ne!(draw(7), draw(8));
@@ -260,13 +328,13 @@ mod tests {
     #[test]
     fn penalties_push_seen_tokens_down() {
         let mut sampler = Sampler::new(Sampling { presence_penalty: 1.5, ..greedy() }, &[]);
-        let first: Vec<_> = (0..3).filter_map(|_| sampler.sample(&LOGITS)).collect();
+        let first: Vec<_> = (0..3).filter_map(|_| sampler.sample(&LOGITS, &mut scratch())).collect();
         assert_eq!(first, [1, 3, 5]);
         let mut sampler = Sampler::new(Sampling { frequency_penalty: 0.6, ..greedy() }, &[]);
-        let first: Vec<_> = (0..5).filter_map(|_| sampler.sample(&LOGITS)).collect();
+        let first: Vec<_> = (0..5).filter_map(|_| sampler.sample(&LOGITS, &mut scratch())).collect();
         assert_eq!(first, [1, 3, 1, 3, 5]);
         let mut sampler = Sampler::new(Sampling { repetition_penalty: 2.0, ..greedy() }, &[1, 3]);
-        assert_eq!(sampler.sample(&LOGITS), Some(5), "the prompt counts for the repetition penalty");
+        assert_eq!(sampler.sample(&LOGITS, &mut scratch()), Some(5), "the prompt counts for the repetition penalty");
     }
 
     #[test]

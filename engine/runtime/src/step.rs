@@ -9,6 +9,7 @@ use crate::engine::Counters;
 use crate::fault::{Fault, Planted};
 use crate::inbox::Inbox;
 use crate::running::{Next, Running};
+use crate::sampling::SamplingScratch;
 use crate::steps::StepError;
 use engine_kernels::{KvStore, PageFault, PageRef};
 use engine_kv::{AllocateError, Capability, PAGE_TOKENS, PagePool};
@@ -39,6 +40,7 @@ pub(crate) struct Stepper {
     pub(crate) running: Vec<Running>,
     /// Requests that lost slot and pages to others. The inbox bounds them together with all others.
     pub(crate) preempted: Vec<Running>,
+    pub(crate) scratch: SamplingScratch,
     /// Round robin over prefills.
     pub(crate) prefill_turn: usize,
     #[cfg(feature = "fault-injection")]
@@ -179,7 +181,7 @@ impl Stepper {
         let logits = planted.as_deref().or(logits);
         match logits {
             _ if part.end < request.tokens.len() => request.deliver_read(trace),
-            Some(logits) => request.deliver_token(trace, logits, self.model.tokenizer()),
+            Some(logits) => request.deliver_token(trace, logits, self.model.tokenizer(), &mut self.scratch),
             None => request.deliver_error(StepError::Internal),
         }
     }
