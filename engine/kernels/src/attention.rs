@@ -14,7 +14,7 @@ mod segment;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use crate::kv_store::{EachKind, Element, KvStore, PAGE_TOKENS, PageRef, Slab, with_element};
+use crate::kv_store::{KvStore, PAGE_TOKENS, PageRef, Slab};
 use crate::read_set::{factor, first_page, page_term, tokens_of_page};
 use crate::rope::HeadShape;
 use crate::shared_slice::SharedSlice;
@@ -299,20 +299,7 @@ impl Kernel for WholeTile<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        with_element(self.reader.store.kind(), WholeTileOf { simd, work: self });
-    }
-}
-
-struct WholeTileOf<'a, S> {
-    simd: S,
-    work: WholeTile<'a>,
-}
-
-impl<S: Simd> EachKind for WholeTileOf<'_, S> {
-    type Output = ();
-    #[inline(always)]
-    fn run<E: Element>(self) {
-        let Self { simd, work: WholeTile { reader, tile, kv_head, scratch, out } } = self;
+        let Self { reader, tile, kv_head, scratch, out } = self;
         let rows = tile.tokens * reader.group();
         gather_queries::<S>(reader, tile, kv_head, &mut scratch.queries);
         scratch.joined[..rows].fill(Partial { largest: f32::NEG_INFINITY, sum: 0.0 });
@@ -325,9 +312,7 @@ impl<S: Simd> EachKind for WholeTileOf<'_, S> {
             let ahead = next.as_ref().map_or(&[][..], |next| next.pages());
             let Scratch { queries, page, scores, outputs, partials, joined_outputs, joined } = &mut *scratch;
             let pages = slabs.pages();
-            one_segment::<S, E>(
-                simd, reader, tile, kv_head, segment, pages, ahead, queries, page, scores, partials, outputs,
-            );
+            one_segment(simd, reader, tile, kv_head, segment, pages, ahead, queries, page, scores, partials, outputs);
             join(simd, reader.shape.head_dim, rows, joined, joined_outputs, partials, outputs);
         }
         write_outputs(simd, reader, tile, kv_head, &scratch.joined, &scratch.joined_outputs, out);
@@ -348,40 +333,13 @@ impl Kernel for OneSegment<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        with_element(self.reader.store.kind(), OneSegmentOf { simd, work: self });
-    }
-}
-
-struct OneSegmentOf<'a, S> {
-    simd: S,
-    work: OneSegment<'a>,
-}
-
-impl<S: Simd> EachKind for OneSegmentOf<'_, S> {
-    type Output = ();
-    #[inline(always)]
-    fn run<E: Element>(self) {
-        let Self { simd, work } = self;
-        let OneSegment { reader, tile, kv_head, segment, scratch, partials, outputs } = work;
+        let Self { reader, tile, kv_head, segment, scratch, partials, outputs } = self;
         let Scratch { queries, page, scores, .. } = scratch;
         gather_queries::<S>(reader, tile, kv_head, queries);
         // After a fault there is one on record, and `Join` sees it there.
         if let Some(slabs) = reader.slabs(tile, kv_head, segment) {
             let pages = slabs.pages();
-            one_segment::<S, E>(
-                simd,
-                reader,
-                tile,
-                kv_head,
-                segment,
-                pages,
-                &[],
-                queries,
-                page,
-                scores,
-                partials,
-                outputs,
-            );
+            one_segment(simd, reader, tile, kv_head, segment, pages, &[], queries, page, scores, partials, outputs);
         }
     }
 }

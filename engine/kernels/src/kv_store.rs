@@ -16,7 +16,6 @@ use std::marker::PhantomData;
 
 use crate::memory::AnonymousMemory;
 pub use kind::KvKind;
-pub(crate) use kind::{EachKind, Element, Wide, with_element};
 use slab::SlabLayout;
 pub(crate) use slab::{Slab, SlabMut};
 

@@ -3,20 +3,20 @@
 use std::ops::Range;
 
 use super::{Partial, Reader, SEGMENT_PAGES, SEGMENT_TOKENS, Tile};
-use crate::kv_store::{Element, PAGE_TOKENS, Slab, Wide};
+use crate::kv_store::{PAGE_TOKENS, Slab};
 use crate::simd::{LANES, Simd, exp};
 
 /// Calls a function for chunks of rows, of the sizes that [`chunk_of`] gives.
 macro_rules! each_chunk {
-    ($rows:expr, $row:ident, $function:ident::<$element:ty>($($argument:expr),* $(,)?)) => {
+    ($rows:expr, $row:ident, $function:ident($($argument:expr),*)) => {
         let mut $row = 0;
         while $row < $rows {
             let chunk = chunk_of::<S>($rows - $row);
             match chunk {
-                6 if S::QUERIES_MAX >= 6 => $function::<S, $element, 6>($($argument),*),
-                3 if S::QUERIES_MAX >= 3 => $function::<S, $element, 3>($($argument),*),
-                2 if S::QUERIES_MAX >= 2 => $function::<S, $element, 2>($($argument),*),
-                _ => $function::<S, $element, 1>($($argument),*),
+                6 if S::QUERIES_MAX >= 6 => $function::<S, 6>($($argument),*),
+                3 if S::QUERIES_MAX >= 3 => $function::<S, 3>($($argument),*),
+                2 if S::QUERIES_MAX >= 2 => $function::<S, 2>($($argument),*),
+                _ => $function::<S, 1>($($argument),*),
             }
             $row += chunk;
         }
@@ -56,7 +56,7 @@ pub(super) fn gather_queries<S: Simd>(reader: &Reader<'_>, tile: &Tile, kv_head:
 /// it knows.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "the inner loop of one kernel")]
-pub(super) fn one_segment<S: Simd, E: Element>(
+pub(super) fn one_segment<S: Simd>(
     simd: S,
     reader: &Reader<'_>,
     tile: &Tile,
@@ -75,40 +75,16 @@ pub(super) fn one_segment<S: Simd, E: Element>(
     let head_dim = reader.shape.head_dim;
     let rows = tile.tokens * reader.group();
     let visible = Visible { first_end: tile.position + 1, group: reader.group(), window: reader.window, segment };
-    // Few rows read a page as it is stored, many share its widened form: both are the same numbers.
-    let is_direct = rows <= S::QUERIES_MAX;
     let rows_of_scores = scores.as_chunks_mut::<SEGMENT_TOKENS>().0;
     for (number, slab) in (first_page..).zip(slabs) {
-        let keys = E::chunks(slab.keys(kv_head));
-        let later = slabs.get(number - first_page + PREFETCH_PAGES).unwrap_or(slab);
-        if is_direct {
-            // With few rows there is too little work on a page to hide the way to memory.
-            let ahead = Ahead([later.keys(kv_head).as_ptr(), slab.values(kv_head).as_ptr()]);
-            let mut ahead = Some(ahead);
-            each_chunk!(
-                rows,
-                row,
-                page_scores::<E>(
-                    simd,
-                    keys,
-                    ahead.take(),
-                    &queries[row * head_dim..],
-                    number,
-                    &mut rows_of_scores[row..]
-                )
-            );
-        } else {
+        if let Some(later) = slabs.get(number - first_page + PREFETCH_PAGES) {
             prefetch(simd, later.keys(kv_head));
-            prefetch(simd, slab.values(kv_head));
-            widen::<S, E>(simd, keys, page);
-            each_chunk!(
-                rows,
-                row,
-                page_scores::<Wide>(simd, page, None, &queries[row * head_dim..], number, &mut rows_of_scores[row..])
-            );
         }
-        if E::SCALED {
-            scale_page(simd, slab.key_scales(kv_head), number, &mut rows_of_scores[..rows]);
+        prefetch(simd, slab.values(kv_head));
+        slab.widen_keys(simd, kv_head, page);
+        each_chunk!(rows, row, page_scores(simd, page, &queries[row * head_dim..], number, &mut rows_of_scores[row..]));
+        if let Some(scales) = slab.key_scales(kv_head) {
+            scale_page(simd, scales, number, &mut rows_of_scores[..rows]);
         }
     }
     for (row, (scores, partial)) in std::iter::zip(&mut *rows_of_scores, partials).take(rows).enumerate() {
@@ -116,53 +92,25 @@ pub(super) fn one_segment<S: Simd, E: Element>(
     }
     outputs[..rows * head_dim].fill(0.0);
     for (number, slab) in (first_page..).zip(slabs) {
-        if E::SCALED {
-            scale_page(simd, slab.value_scales(kv_head), number, &mut rows_of_scores[..rows]);
-        }
         if let Some(next) = next.get(number - first_page) {
             prefetch(simd, next.keys(kv_head));
         }
-        let values = E::chunks(slab.values(kv_head));
-        if is_direct {
-            each_chunk!(
-                rows,
-                row,
-                add_values::<E>(
-                    simd,
-                    values,
-                    number,
-                    &rows_of_scores[row..],
-                    visible,
-                    row,
-                    &mut outputs[row * head_dim..]
-                )
-            );
-        } else {
-            widen::<S, E>(simd, values, page);
-            each_chunk!(
-                rows,
-                row,
-                add_values::<Wide>(
-                    simd,
-                    page,
-                    number,
-                    &rows_of_scores[row..],
-                    visible,
-                    row,
-                    &mut outputs[row * head_dim..]
-                )
-            );
+        if let Some(scales) = slab.value_scales(kv_head) {
+            scale_page(simd, scales, number, &mut rows_of_scores[..rows]);
         }
+        slab.widen_values(simd, kv_head, page);
+        each_chunk!(
+            rows,
+            row,
+            add_values(simd, page, number, &rows_of_scores[row..], visible, row, &mut outputs[row * head_dim..])
+        );
     }
 }
 
 /// Pages between the one whose keys are read and the one whose keys are asked for.
 const PREFETCH_PAGES: usize = 2;
 
-/// Memory to be asked for, line by line, while something else is computed.
-#[derive(Clone, Copy)]
-struct Ahead([*const u8; 2]);
-
+/// A page's work is too short to hide the way to memory.
 #[inline(always)]
 fn prefetch<S: Simd>(simd: S, bytes: &[u8]) {
     for line in (0..bytes.len()).step_by(64) {
@@ -200,34 +148,19 @@ impl Visible {
     }
 }
 
-/// To f32, once for all rows of a tile.
-#[inline(always)]
-fn widen<S: Simd, E: Element>(simd: S, chunks: &[E::Chunk], to: &mut [[f32; LANES]]) {
-    for (to, chunk) in std::iter::zip(to, chunks) {
-        simd.store(E::load(simd, chunk), to);
-    }
-}
-
 /// Scores of `R` queries with the 16 tokens of a page: even and odd dimensions are summed apart, in ascending order.
 #[inline(always)]
-fn page_scores<S: Simd, E: Element, const R: usize>(
+fn page_scores<S: Simd, const R: usize>(
     simd: S,
-    keys: &[E::Chunk],
-    ahead: Option<Ahead>,
+    keys: &[[f32; LANES]],
     queries: &[f32],
     number: usize,
     scores: &mut [[f32; SEGMENT_TOKENS]],
 ) {
     let mut even = [simd.splat(0.0); R];
     let mut odd = [simd.splat(0.0); R];
-    let pairs = std::iter::zip(keys.as_chunks::<2>().0, queries.as_chunks::<R>().0.as_chunks::<2>().0);
-    for (index, (keys, queries)) in pairs.enumerate() {
-        if let Some(Ahead(starts)) = ahead {
-            for start in starts {
-                simd.prefetch_l2(start.wrapping_add(index * size_of::<[E::Chunk; 2]>()));
-            }
-        }
-        let (keys_even, keys_odd) = (E::load(simd, &keys[0]), E::load(simd, &keys[1]));
+    for (keys, queries) in std::iter::zip(keys.as_chunks::<2>().0, queries.as_chunks::<R>().0.as_chunks::<2>().0) {
+        let (keys_even, keys_odd) = (simd.load(&keys[0]), simd.load(&keys[1]));
         for row in 0..R {
             even[row] = simd.fma(simd.splat(queries[0][row]), keys_even, even[row]);
             odd[row] = simd.fma(simd.splat(queries[1][row]), keys_odd, odd[row]);
@@ -288,9 +221,9 @@ fn clip<S: Simd>(simd: S, start: usize, visible: &Range<usize>, lanes: S::F, hid
 ///
 /// Shapes: `values` `[16][head_dim]`, `weights` `[R]` rows of the segment, `outputs` `[R][head_dim]`.
 #[inline(always)]
-fn add_values<S: Simd, E: Element, const R: usize>(
+fn add_values<S: Simd, const R: usize>(
     simd: S,
-    values: &[E::Chunk],
+    values: &[[f32; LANES]],
     number: usize,
     weights: &[[f32; SEGMENT_TOKENS]],
     visible: Visible,
@@ -310,36 +243,36 @@ fn add_values<S: Simd, E: Element, const R: usize>(
         for row in 0..R {
             let Range { start, end } = visible.in_page(first_row + row, number);
             let before = start..end.min(common.start);
-            add_row::<S, E>(simd, values, weights[row], before, &mut outputs[row * head_dim..][..head_dim]);
+            add_row(simd, values, weights[row], before, &mut outputs[row * head_dim..][..head_dim]);
         }
     }
     let mut chunk = 0;
     while S::COLUMNS_MAX >= 4 && chunks - chunk >= 4 {
-        add_panel::<S, E, R, 4>(simd, values, chunks, chunk, weights, common.clone(), outputs);
+        add_panel::<S, R, 4>(simd, values, chunks, chunk, weights, common.clone(), outputs);
         chunk += 4;
     }
     while S::COLUMNS_MAX >= 2 && chunks - chunk >= 2 {
-        add_panel::<S, E, R, 2>(simd, values, chunks, chunk, weights, common.clone(), outputs);
+        add_panel::<S, R, 2>(simd, values, chunks, chunk, weights, common.clone(), outputs);
         chunk += 2;
     }
     while chunk < chunks {
-        add_panel::<S, E, R, 1>(simd, values, chunks, chunk, weights, common.clone(), outputs);
+        add_panel::<S, R, 1>(simd, values, chunks, chunk, weights, common.clone(), outputs);
         chunk += 1;
     }
     if is_partial {
         for row in 0..R {
             let Range { start, end } = visible.in_page(first_row + row, number);
             let after = start.max(common.end)..end;
-            add_row::<S, E>(simd, values, weights[row], after, &mut outputs[row * head_dim..][..head_dim]);
+            add_row(simd, values, weights[row], after, &mut outputs[row * head_dim..][..head_dim]);
         }
     }
 }
 
 /// One row's share of a range of positions that other rows of its chunk do not see.
 #[inline(always)]
-fn add_row<S: Simd, E: Element>(
+fn add_row<S: Simd>(
     simd: S,
-    values: &[E::Chunk],
+    values: &[[f32; LANES]],
     weights: &[f32; PAGE_TOKENS],
     positions: Range<usize>,
     outputs: &mut [f32],
@@ -347,16 +280,16 @@ fn add_row<S: Simd, E: Element>(
     if !positions.is_empty() {
         let chunks = outputs.len() / LANES;
         for chunk in 0..chunks {
-            add_panel::<S, E, 1, 1>(simd, values, chunks, chunk, [weights], positions.clone(), outputs);
+            add_panel::<S, 1, 1>(simd, values, chunks, chunk, [weights], positions.clone(), outputs);
         }
     }
 }
 
 /// `R` rows by `C` vectors of dimensions from vector `chunk` of `chunks` on, over a range of a page's positions.
 #[inline(always)]
-fn add_panel<S: Simd, E: Element, const R: usize, const C: usize>(
+fn add_panel<S: Simd, const R: usize, const C: usize>(
     simd: S,
-    values: &[E::Chunk],
+    values: &[[f32; LANES]],
     chunks: usize,
     chunk: usize,
     weights: [&[f32; PAGE_TOKENS]; R],
@@ -374,7 +307,7 @@ fn add_panel<S: Simd, E: Element, const R: usize, const C: usize>(
         let token = &values[position * chunks + chunk..][..C];
         let mut lanes = [simd.splat(0.0); C];
         for column in 0..C {
-            lanes[column] = E::load(simd, &token[column]);
+            lanes[column] = simd.load(&token[column]);
         }
         for row in 0..R {
             let weight = simd.splat(weights[row][position]);

@@ -1,6 +1,4 @@
-//! The ways in which K and V are stored, and how attention reads each of them.
-
-use crate::simd::{LANES, Simd};
+//! The ways in which K and V are stored.
 
 /// How the values of K and V are stored. All sums are of f32, whatever is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -47,100 +45,6 @@ impl KvKind {
 impl std::fmt::Display for KvKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-/// A kind as a type, so that its loads are compiled into the loops that use them.
-pub(crate) trait Element: Copy {
-    /// Whether values are to be multiplied with their token's scale.
-    const SCALED: bool;
-    /// 16 values as they are stored.
-    type Chunk: 'static;
-    fn chunks(bytes: &[u8]) -> &[Self::Chunk];
-    /// Exact.
-    fn load<S: Simd>(simd: S, chunk: &Self::Chunk) -> S::F;
-}
-
-/// [`KvKind::Bf16`].
-#[derive(Clone, Copy)]
-pub(crate) struct Bf16;
-/// [`KvKind::F32`].
-#[derive(Clone, Copy)]
-pub(crate) struct F32;
-/// [`KvKind::Int8`].
-#[derive(Clone, Copy)]
-pub(crate) struct Int8;
-/// What the others become in scratch memory.
-#[derive(Clone, Copy)]
-pub(crate) struct Wide;
-
-impl Element for Bf16 {
-    const SCALED: bool = false;
-    type Chunk = [u8; 2 * LANES];
-    #[inline(always)]
-    fn chunks(bytes: &[u8]) -> &[Self::Chunk] {
-        bytes.as_chunks().0
-    }
-    #[inline(always)]
-    fn load<S: Simd>(simd: S, chunk: &Self::Chunk) -> S::F {
-        simd.load_bf16(chunk)
-    }
-}
-
-impl Element for F32 {
-    const SCALED: bool = false;
-    type Chunk = [u8; 4 * LANES];
-    #[inline(always)]
-    fn chunks(bytes: &[u8]) -> &[Self::Chunk] {
-        bytes.as_chunks().0
-    }
-    #[inline(always)]
-    fn load<S: Simd>(simd: S, chunk: &Self::Chunk) -> S::F {
-        simd.load_f32_bytes(chunk)
-    }
-}
-
-impl Element for Int8 {
-    const SCALED: bool = true;
-    type Chunk = [u8; LANES];
-    #[inline(always)]
-    fn chunks(bytes: &[u8]) -> &[Self::Chunk] {
-        bytes.as_chunks().0
-    }
-    #[inline(always)]
-    fn load<S: Simd>(simd: S, chunk: &Self::Chunk) -> S::F {
-        simd.load_i8(chunk)
-    }
-}
-
-impl Element for Wide {
-    const SCALED: bool = false;
-    type Chunk = [f32; LANES];
-    /// Scratch memory is no bytes.
-    #[inline(always)]
-    fn chunks(_bytes: &[u8]) -> &[Self::Chunk] {
-        &[]
-    }
-    #[inline(always)]
-    fn load<S: Simd>(simd: S, chunk: &Self::Chunk) -> S::F {
-        simd.load(chunk)
-    }
-}
-
-/// Work that is compiled for every kind.
-pub(crate) trait EachKind {
-    type Output;
-    /// To be marked `#[inline(always)]`.
-    fn run<E: Element>(self) -> Self::Output;
-}
-
-/// Runs work on values of `kind`.
-#[inline(always)]
-pub(crate) fn with_element<W: EachKind>(kind: KvKind, work: W) -> W::Output {
-    match kind {
-        KvKind::Bf16 => work.run::<Bf16>(),
-        KvKind::F32 => work.run::<F32>(),
-        KvKind::Int8 => work.run::<Int8>(),
     }
 }
 

@@ -74,21 +74,58 @@ impl<'a> Slab<'a> {
         &self.bytes[self.layout.values(kv_head)..][..self.layout.values_bytes]
     }
 
-    /// What K of each token is to be multiplied with; only of kinds with scales.
+    /// K as f32, `[head_dim][16]`, without its scales.
     #[inline(always)]
-    pub(crate) fn key_scales(self, kv_head: usize) -> &'a [u8; SCALES_BYTES] {
+    pub(crate) fn widen_keys<S: Simd>(self, simd: S, kv_head: usize, to: &mut [[f32; LANES]]) {
+        widen(simd, self.layout.kind, self.keys(kv_head), to);
+    }
+
+    /// V as f32, `[16][head_dim]`, without its scales.
+    #[inline(always)]
+    pub(crate) fn widen_values<S: Simd>(self, simd: S, kv_head: usize, to: &mut [[f32; LANES]]) {
+        widen(simd, self.layout.kind, self.values(kv_head), to);
+    }
+
+    /// What K of each token is to be multiplied with, if it is.
+    #[inline(always)]
+    pub(crate) fn key_scales(self, kv_head: usize) -> Option<&'a [u8; SCALES_BYTES]> {
         self.scales(self.layout.keys(kv_head))
     }
 
-    /// What V of each token is to be multiplied with; only of kinds with scales.
+    /// What V of each token is to be multiplied with, if it is.
     #[inline(always)]
-    pub(crate) fn value_scales(self, kv_head: usize) -> &'a [u8; SCALES_BYTES] {
+    pub(crate) fn value_scales(self, kv_head: usize) -> Option<&'a [u8; SCALES_BYTES]> {
         self.scales(self.layout.values(kv_head))
     }
 
     #[inline(always)]
-    fn scales(self, start: usize) -> &'a [u8; SCALES_BYTES] {
-        &self.bytes[start + self.layout.values_bytes..].as_chunks().0[0]
+    fn scales(self, start: usize) -> Option<&'a [u8; SCALES_BYTES]> {
+        match self.layout.kind {
+            KvKind::Int8 => self.bytes[start + self.layout.values_bytes..].first_chunk(),
+            KvKind::Bf16 | KvKind::F32 => None,
+        }
+    }
+}
+
+/// Exact, whatever the kind.
+#[inline(always)]
+fn widen<S: Simd>(simd: S, kind: KvKind, bytes: &[u8], to: &mut [[f32; LANES]]) {
+    match kind {
+        KvKind::Bf16 => {
+            for (to, chunk) in std::iter::zip(to, bytes.as_chunks::<{ 2 * LANES }>().0) {
+                simd.store(simd.load_bf16(chunk), to);
+            }
+        }
+        KvKind::F32 => {
+            for (to, chunk) in std::iter::zip(to, bytes.as_chunks::<{ 4 * LANES }>().0) {
+                simd.store(simd.load_f32_bytes(chunk), to);
+            }
+        }
+        KvKind::Int8 => {
+            for (to, chunk) in std::iter::zip(to, bytes.as_chunks::<LANES>().0) {
+                simd.store(simd.load_i8(chunk), to);
+            }
+        }
     }
 }
 
