@@ -113,9 +113,18 @@ enum BenchCommand {
         /// Another engine to measure in turn with ours
         #[arg(long)]
         peer: Option<PeerName>,
-        /// The Python that has the peer's package
+        /// The Python that has the peer's package; several for several builds of it
         #[arg(long, default_value = "python3", requires = "peer")]
-        peer_python: PathBuf,
+        peer_python: Vec<PathBuf>,
+        /// A file made from the model for the peer, in another quantisation; several for several
+        #[arg(long, requires = "peer")]
+        peer_file: Vec<PathBuf>,
+        /// Also measure over batches, prompt lengths and threads; minutes
+        #[arg(long)]
+        scaling: bool,
+        /// Also write the JSON here
+        #[arg(long)]
+        output: Option<PathBuf>,
     },
 }
 
@@ -167,14 +176,31 @@ pub(crate) fn run() -> Result<()> {
                 .with_context(|| format!("`{}` is not a model file", file.display()))?;
             print(&inspection, json)
         }
-        Command::Bench(BenchCommand::Engine { json, model, threads, repetitions, peer, peer_python }) => {
+        Command::Bench(BenchCommand::Engine {
+            json,
+            model,
+            threads,
+            repetitions,
+            peer,
+            peer_python,
+            peer_file,
+            scaling,
+            output,
+        }) => {
             let options = bench::Options {
                 model: model.map_or_else(default_model, Ok)?,
                 threads: threads.unwrap_or_else(machine::cores),
                 repetitions: repetitions.into(),
-                peer_python: peer.map(|PeerName::LlamaCppPython| peer_python),
+                peer_pythons: peer.map_or_else(Vec::new, |PeerName::LlamaCppPython| peer_python),
+                peer_files: peer_file,
+                scaling,
             };
-            print(&block_on(bench::engine(&options))?, json)
+            let report = block_on(bench::engine(&options))?;
+            if let Some(output) = output {
+                let written = std::fs::write(&output, serde_json::to_string_pretty(&report)? + "\n");
+                written.with_context(|| format!("`{}` cannot be written", output.display()))?;
+            }
+            print(&report, json)
         }
         Command::Key(KeyCommand::New { tenant, config, data_dir }) => {
             let new = key::new(&tenant, config.as_deref(), data_dir.as_deref())?;

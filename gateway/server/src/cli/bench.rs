@@ -1,36 +1,39 @@
 //! `bulkhead bench engine`: how fast the engine is on this machine, with the facts without which a number means nothing.
 //!
-//! Every figure is repeated and given as minimum, median and maximum. A peer is measured in the same run, repetition by
-//! repetition in turn with the engine, on the same file with the same number of threads.
+//! First the bits are compared: a batch, a chunked prompt and one thread must give what a sequence alone gives, or
+//! nothing is timed. Then everything is measured in turn, repetition by repetition: the engine, each peer with the same
+//! number of threads, and the machine's own ceilings. Ratios are of such neighbours, so that a machine which changes its
+//! speed meanwhile changes both sides.
 
+mod ceilings;
+mod exactness;
+mod figures;
+mod kernels;
+mod own;
 mod peer;
+mod report;
+mod scaling;
+mod scheduled;
+mod spread;
+mod work;
 
 use super::machine::{self, Machine};
 use super::output::note;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use ceilings::{Ceilings, Sample};
 use engine_model::Model;
-use engine_runtime::{Engine, EngineConfig, PromptInput, Sampling, Steps};
-use gateway_auth::{ApiKey, KeyRing, KeySecret, TenantKey};
+use figures::{Figure, Figures};
 use indicatif::{ProgressBar, ProgressStyle};
+use own::Own;
 use peer::Peer;
-use policies_authz::{Authz, Facts};
-use policies_domain::{Credential, ModelName, Permit, Principal, RequestId, TenantName};
-use serde::Serialize;
-use std::fmt;
-use std::path::PathBuf;
+use report::{ModelFacts, PeerReport, Ratio, Report, Roofline};
+use scaling::{Scaling, roofline};
+use spread::{Series, Spread};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use work::Work;
 
-/// Prompt lengths whose prefill is measured.
-const PROMPTS: [usize; 2] = [32, 512];
-/// Sequences that decode together.
-const BATCHES: [usize; 3] = [1, 4, 16];
-/// The prompt of a decode measurement: short, so that it is about decoding.
-const DECODE_PROMPT: usize = 32;
-/// Tokens that each sequence decodes in one repetition.
-const DECODE_TOKENS: usize = 64;
-/// A load average above this says that others had a share of the machine.
-const QUIET_LOAD_MAX: f64 = 0.5;
 /// Text whose tokens make the prompts.
 const TEXT: &str = "The lighthouse keeper wrote down every ship that passed, its course, its cargo and the hour, because \
     a ledger that nobody checks is only a story, and the island had stories enough. When the fog came she rang the bell \
@@ -42,131 +45,59 @@ pub(crate) struct Options {
     pub(crate) model: PathBuf,
     pub(crate) threads: usize,
     pub(crate) repetitions: usize,
-    /// The Python that has `llama-cpp-python`, when the peer is wanted.
-    pub(crate) peer_python: Option<PathBuf>,
+    /// Pythons that have `llama-cpp-python`: each is a peer on each of the files.
+    pub(crate) peer_pythons: Vec<PathBuf>,
+    /// Files made from the model for the peers, beside the model's own.
+    pub(crate) peer_files: Vec<PathBuf>,
+    /// Also over batches, prompts and threads.
+    pub(crate) scaling: bool,
 }
-
-/// The whole result.
-#[derive(Debug, Serialize)]
-pub(crate) struct Report {
-    bulkhead: &'static str,
-    machine: Machine,
-    load_average_before: Option<f64>,
-    load_average_after: Option<f64>,
-    model: ModelFacts,
-    kernels: &'static str,
-    threads: usize,
-    repetitions: usize,
-    load_seconds: f64,
-    prefill: Vec<Prefill>,
-    decode: Vec<Decode>,
-    peak_resident_bytes: Option<u64>,
-    peer: Option<peer::Report>,
-}
-
-#[derive(Debug, Serialize)]
-struct ModelFacts {
-    name: String,
-    sha256: String,
-    file_bytes: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct Prefill {
-    prompt_tokens: usize,
-    tokens_per_second: Spread,
-    /// From submission to the first token, alone in the engine.
-    ttft_ms: Spread,
-}
-
-#[derive(Debug, Serialize)]
-struct Decode {
-    batch: usize,
-    /// Of all sequences together, while all of them decode.
-    tokens_per_second: Spread,
-}
-
-/// Several measurements of one thing.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-struct Spread {
-    min: f64,
-    median: f64,
-    max: f64,
-}
-
-impl Spread {
-    /// `None` without measurements.
-    fn of(mut values: Vec<f64>) -> Option<Self> {
-        values.sort_by(f64::total_cmp);
-        let median = *values.get(values.len() / 2)?;
-        Some(Self { min: *values.first()?, median, max: *values.last()? })
-    }
-}
-
-/// Measurements of one kind that are not a [`Spread`] yet.
-type Series = Vec<f64>;
 
 /// Measures everything that the options ask for.
 pub(crate) async fn engine(options: &Options) -> Result<Report> {
+    let Options { model: path, threads, repetitions, .. } = options;
+    let (threads, repetitions) = (*threads, *repetitions);
     let load_average_before = machine::load_average();
     let start = Instant::now();
-    let model = Model::load(&options.model, options.threads)
-        .with_context(|| format!("the model `{}` cannot be loaded", options.model.display()))?;
-    let load_seconds = start.elapsed().as_secs_f64();
-    let model = Arc::new(model);
-    let config = EngineConfig { threads: options.threads, ..EngineConfig::default() };
-    let engine = Engine::start(model.clone(), config)?;
-    let bench = Bench { engine, caller: Caller::new(&model)?, prompt: prompt(&model)? };
-    let mut peer = match &options.peer_python {
-        Some(python) => Some(Peer::start(python, &options.model, options.threads)?),
-        None => None,
-    };
-    let progress = progress(options.repetitions * (PROMPTS.len() + BATCHES.len()));
+    let model =
+        Model::load(path, threads).with_context(|| format!("the model `{}` cannot be loaded", path.display()))?;
+    let (load_seconds, model) = (start.elapsed().as_secs_f64(), Arc::new(model));
+    let prompt = prompt(&model)?;
+    let work = Work::read(path, model.config())?;
 
-    let (mut prefill, mut decode) = (Vec::new(), Vec::new());
-    let mut peer_report = peer.as_ref().map(Peer::report);
-    for prompt_tokens in PROMPTS {
-        let (mut speed, mut ttft, mut peers): (Series, Series, Series) = Default::default();
-        // The first repetition warms caches and is not counted.
-        for repetition in 0..=options.repetitions {
-            let (prefill, first) = bench.prefill(prompt_tokens).await?;
-            let other = peer.as_mut().map(|peer| peer.prefill(&bench.prompt(prompt_tokens))).transpose()?;
-            if repetition > 0 {
-                speed.push(prompt_tokens as f64 / prefill.as_secs_f64());
-                ttft.push(first.as_secs_f64() * 1e3);
-                peers.extend(other.map(|time| prompt_tokens as f64 / time.as_secs_f64()));
-                progress.inc(1);
-            }
-        }
-        let tokens_per_second = Spread::of(speed).context("nothing was measured")?;
-        if let (Some(report), Some(spread)) = (&mut peer_report, Spread::of(peers)) {
-            report.add_prefill(prompt_tokens, spread, tokens_per_second);
-        }
-        let ttft_ms = Spread::of(ttft).context("nothing was measured")?;
-        prefill.push(Prefill { prompt_tokens, tokens_per_second, ttft_ms });
-    }
-    for batch in BATCHES {
-        let (mut speed, mut peers): (Series, Series) = Default::default();
-        for repetition in 0..=options.repetitions {
-            let own = bench.decode(batch).await?;
-            // The peer's simple interface decodes one sequence.
-            let other = match &mut peer {
-                Some(peer) if batch == 1 => Some(peer.decode(&bench.prompt(DECODE_PROMPT), DECODE_TOKENS)?),
-                _ => None,
-            };
-            if repetition > 0 {
-                speed.push(own);
-                peers.extend(other.map(|time| DECODE_TOKENS as f64 / time.as_secs_f64()));
-                progress.inc(1);
-            }
-        }
-        let tokens_per_second = Spread::of(speed).context("nothing was measured")?;
-        if let (Some(report), Some(spread)) = (&mut peer_report, Spread::of(peers)) {
-            report.add_decode(batch, spread, tokens_per_second);
-        }
-        decode.push(Decode { batch, tokens_per_second });
-    }
+    note("comparing bits");
+    let exactness = exactness::check(&model, threads, &prompt)?;
+    // Its memory is the product's; what follows needs more.
+    let scheduled = scheduled::measure(&model, threads, repetitions, &prompt).await?;
+    let peak_resident_bytes = machine::peak_resident_bytes();
+
+    let mut peers = Peers::start(options)?;
+    let mut ceilings = Ceilings::new(threads, work.weight_bytes)?;
+    let bench = Bench { model: &model, threads, repetitions, prompt: &prompt };
+    let progress = progress(4 * (repetitions + 1));
+    let measured = Figures::ALL.try_map(|figure| bench.measure(*figure, &mut peers.peers, &mut ceilings, &progress))?;
     progress.finish_and_clear();
+    let kernel_table = kernels::measure(path, model.config(), threads, repetitions, &mut ceilings)?;
+    let samples: Vec<Sample> = measured.named().iter().flat_map(|(_, measured)| measured.ceilings.clone()).collect();
+    let ceilings = ceilings.report(&samples)?;
+
+    let same_file = peers.ratios(&measured, |peer| peer.same_file)?;
+    let best_peer = peers.ratios(&measured, |_| true)?;
+    let scaling = match options.scaling {
+        false => None,
+        true => {
+            note("measuring batches, prompts and threads");
+            let chosen: Vec<&str> =
+                [&same_file, &best_peer].into_iter().flatten().map(|ratios| ratios.decode_b16.peer.as_str()).collect();
+            let mut chosen: Vec<(String, &mut Peer)> = std::iter::zip(&peers.names, &mut peers.peers)
+                .filter(|(name, _)| chosen.contains(&name.as_str()))
+                .map(|(name, peer)| (name.clone(), &mut peer.running))
+                .collect();
+            let repetitions = repetitions.div_ceil(2);
+            let scaling = Scaling { model: &model, work, threads, repetitions, prompt: &prompt };
+            Some(scaling.measure(&mut chosen)?)
+        }
+    };
     Ok(Report {
         bulkhead: env!("CARGO_PKG_VERSION"),
         machine: Machine::read(),
@@ -175,23 +106,31 @@ pub(crate) async fn engine(options: &Options) -> Result<Report> {
         model: ModelFacts {
             name: model.name().to_owned(),
             sha256: hex::encode(model.digest()),
-            file_bytes: std::fs::metadata(&options.model)?.len(),
+            file_bytes: std::fs::metadata(path)?.len(),
         },
         kernels: model.kernels(),
-        threads: options.threads,
-        repetitions: options.repetitions,
+        threads,
+        repetitions,
         load_seconds,
-        prefill,
-        decode,
-        peak_resident_bytes: machine::peak_resident_bytes(),
-        peer: peer_report,
+        peak_resident_bytes,
+        exactness,
+        engine: measured.try_map(|measured| Spread::of(&measured.own))?,
+        same_file,
+        best_peer,
+        roofline: rooflines(&measured, &work)?,
+        ceilings,
+        work,
+        kernel_table,
+        scheduled,
+        peers: peers.reports(&measured)?,
+        scaling,
     })
 }
 
 fn progress(steps: usize) -> ProgressBar {
     let bar = ProgressBar::new(steps as u64);
     if bar.is_hidden() {
-        note("measuring; this takes about a minute");
+        note("measuring; minutes with peers");
     }
     if let Ok(style) = ProgressStyle::with_template("measuring {bar:30} {pos}/{len} {elapsed}") {
         bar.set_style(style);
@@ -199,168 +138,198 @@ fn progress(steps: usize) -> ProgressBar {
     bar
 }
 
-/// As many tokens of the text as the longest prompt needs.
+/// The text's tokens, to be repeated as often as a prompt needs.
 fn prompt(model: &Model) -> Result<Vec<u32>> {
     let tokens = model.tokenizer().encode(TEXT, false).context("the prompt's text cannot be tokenized")?;
     if tokens.is_empty() {
         bail!("the model's tokenizer makes nothing of the prompt's text");
     }
-    Ok(tokens.iter().copied().cycle().take(PROMPTS.into_iter().max().unwrap_or(DECODE_PROMPT)).collect())
+    Ok(tokens)
 }
 
-/// Somebody with a key, so that the engine is asked as it always is: with a permit.
-struct Caller {
-    principal: Principal,
-    authz: Authz,
-    model: ModelName,
+struct Bench<'a> {
+    model: &'a Arc<Model>,
+    threads: usize,
+    repetitions: usize,
+    prompt: &'a [u32],
 }
 
-impl Caller {
-    fn new(model: &Model) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let secret = KeySecret::open_or_create(&folder.path().join("key-secret"))?;
-        let key = ApiKey::mint()?;
-        let tenant = TenantKey { tenant: TenantName::parse("bench")?, hash: secret.hash(&key) };
-        let ring = KeyRing::new(secret, &[tenant])?;
-        let principal = ring.authenticate(Some(&Credential::new(key.reveal().to_owned())))?;
-        Ok(Self { principal, authz: Authz::read(Authz::DEFAULT_RULES)?, model: ModelName::parse(model.name())? })
-    }
+/// One figure, measured repetition by repetition: the same index is the same time.
+struct Measured {
+    figure: Figure,
+    own: Series,
+    /// For each peer.
+    peers: Vec<Series>,
+    settings: Vec<String>,
+    ceilings: Vec<Sample>,
+}
 
-    fn permit(&self) -> Result<Permit> {
-        let request = RequestId::from_bytes(uuid::Uuid::now_v7().into_bytes());
-        let facts = Facts { completion_tokens_max: Some(DECODE_TOKENS as u64) };
-        Ok(self.authz.permit(&self.principal, request, &self.model, &facts)?)
+impl Bench<'_> {
+    fn measure(
+        &self,
+        figure: Figure,
+        peers: &mut [KnownPeer],
+        ceilings: &mut Ceilings,
+        progress: &ProgressBar,
+    ) -> Result<Measured> {
+        let (sequences, tokens) = figure.room();
+        let mut own = Own::new(self.model, self.threads, sequences, tokens)?;
+        let mut measured = Measured {
+            figure,
+            own: Series::new(),
+            peers: vec![Series::new(); peers.len()],
+            settings: vec![String::new(); peers.len()],
+            ceilings: Vec::new(),
+        };
+        // The first repetition warms caches, lets peers try their settings, and is not counted.
+        for repetition in 0..=self.repetitions {
+            let (sample, speed) = (ceilings.sample(), figure.time_own(&mut own, self.prompt)?);
+            if repetition > 0 {
+                measured.own.push(speed);
+                measured.ceilings.push(sample);
+            }
+            for (number, peer) in peers.iter_mut().enumerate() {
+                let (speed, settings) = figure.time_peer(&mut peer.running, self.prompt)?;
+                if repetition > 0 {
+                    measured.peers[number].push(speed);
+                    measured.settings[number] = settings;
+                }
+            }
+            progress.inc(1);
+        }
+        Ok(measured)
     }
 }
 
-struct Bench {
-    engine: Engine,
-    caller: Caller,
-    prompt: Vec<u32>,
+/// A running peer, and whether it has the engine's own file.
+struct KnownPeer {
+    running: Peer,
+    same_file: bool,
 }
 
-impl Bench {
-    fn prompt(&self, tokens: usize) -> Vec<u32> {
-        self.prompt.iter().copied().take(tokens).collect()
-    }
+struct Peers {
+    peers: Vec<KnownPeer>,
+    /// For each of them.
+    names: Vec<String>,
+}
 
-    fn submit(&self, prompt: Vec<u32>, max_tokens: usize) -> Result<Steps> {
-        let permit = self.caller.permit()?;
-        let sequence = self.engine.tokenize(&permit, &PromptInput::Tokens(prompt))?;
-        let sampling = Sampling { max_tokens: Some(max_tokens), temperature: 0.0, ..Sampling::default() };
-        Ok(self.engine.submit(&permit, sequence, sampling)?)
-    }
-
-    /// Time in prefill steps, and from submission to the first token.
-    async fn prefill(&self, tokens: usize) -> Result<(Duration, Duration)> {
-        let start = Instant::now();
-        let mut steps = self.submit(self.prompt(tokens), 1)?;
-        let mut first = None;
-        while let Some(step) = steps.next().await {
-            if step?.tokens > 0 {
-                first.get_or_insert_with(|| start.elapsed());
+impl Peers {
+    fn start(options: &Options) -> Result<Self> {
+        let mut started = Self { peers: Vec::new(), names: Vec::new() };
+        for python in &options.peer_pythons {
+            for (file, same_file) in
+                std::iter::once((&options.model, true)).chain(options.peer_files.iter().map(|file| (file, false)))
+            {
+                let name = started.start_one(python, file, same_file, options.threads)?;
+                note(format_args!("peer: {name}"));
             }
         }
-        let first = first.context("no token was sampled")?;
-        Ok((Duration::from_micros(steps.timings().prefill_us), first))
+        Ok(started)
     }
 
-    /// Tokens per second of `batch` sequences together, from when all of them decode until the first is done.
-    async fn decode(&self, batch: usize) -> Result<f64> {
-        let mut tasks = Vec::new();
-        for number in 0..batch {
-            // Another beginning for each, as different conversations have.
-            let prompt = self.prompt.iter().copied().cycle().skip(number).take(DECODE_PROMPT).collect();
-            let mut steps = self.submit(prompt, DECODE_TOKENS)?;
-            tasks.push(tokio::spawn(async move {
-                let mut times = Vec::with_capacity(DECODE_TOKENS);
-                while let Some(step) = steps.next().await {
-                    if step?.tokens > 0 {
-                        times.push(Instant::now());
-                    }
+    fn start_one(&mut self, python: &Path, file: &Path, same_file: bool, threads: usize) -> Result<String> {
+        let running = Peer::start(python, file, threads)
+            .with_context(|| format!("the peer does not run on `{}`", file.display()))?;
+        let facts = running.facts();
+        let weights = facts.weights.split_whitespace().last().unwrap_or("?");
+        let amx = if facts.system.contains("AMX_INT8 = 1") { " with AMX" } else { "" };
+        let mut name = format!("llama.cpp {weights}{amx}");
+        if self.names.contains(&name) {
+            name = format!("{name} ({})", self.names.len() + 1);
+        }
+        self.peers.push(KnownPeer { running, same_file });
+        self.names.push(name.clone());
+        Ok(name)
+    }
+
+    /// The engine through the fastest of the peers that count, figure by figure; `None` when none counts.
+    fn ratios(
+        &self,
+        measured: &Figures<Measured>,
+        counts: impl Fn(&KnownPeer) -> bool,
+    ) -> Result<Option<Figures<Ratio>>> {
+        if !self.peers.iter().any(&counts) {
+            return Ok(None);
+        }
+        let ratios = measured.try_map(|measured| {
+            let counted = |number: &usize| self.peers.get(*number).is_some_and(&counts);
+            let mut fastest: Option<(f64, usize)> = None;
+            for number in (0..self.peers.len()).filter(counted) {
+                let median = Spread::of(&measured.peers[number])?.median;
+                if fastest.is_none_or(|(best, _)| median > best) {
+                    fastest = Some((median, number));
                 }
-                Ok::<_, anyhow::Error>(times)
-            }));
-        }
-        let mut sequences = Vec::with_capacity(batch);
-        for task in tasks {
-            sequences.push(task.await??);
-        }
-        together(&sequences).context("the sequences never decoded together: the model ended its answers at once")
+            }
+            let (_, number) = fastest.context("no peer counts")?;
+            let ratio = Spread::of_ratios(&measured.own, &measured.peers[number])?;
+            Ok(Ratio { ratio, peer: self.names[number].clone() })
+        })?;
+        Ok(Some(ratios))
+    }
+
+    fn reports(&self, measured: &Figures<Measured>) -> Result<Vec<PeerReport>> {
+        let report = |(number, (peer, name)): (usize, (&KnownPeer, &String))| {
+            let facts = peer.running.facts();
+            Ok(PeerReport {
+                name: name.clone(),
+                version: format!("llama-cpp-python {}", facts.version),
+                system: facts.system.clone(),
+                batches_repacked: facts.batches_repacked,
+                same_file: peer.same_file,
+                tokens_per_second: measured.try_map(|measured| Spread::of(&measured.peers[number]))?,
+                settings: measured.try_map(|measured| Ok(measured.settings[number].clone()))?,
+            })
+        };
+        std::iter::zip(&self.peers, &self.names).enumerate().map(report).collect()
     }
 }
 
-/// Tokens per second in the time in which every sequence decodes.
-fn together(sequences: &[Vec<Instant>]) -> Option<f64> {
-    let from = sequences.iter().map(|times| times.first()).collect::<Option<Vec<_>>>()?.into_iter().max()?;
-    let to = sequences.iter().map(|times| times.last()).collect::<Option<Vec<_>>>()?.into_iter().min()?;
-    let tokens = sequences.iter().flatten().filter(|time| *time > from && *time <= to).count();
-    let seconds = to.checked_duration_since(*from)?.as_secs_f64();
-    (tokens > 0 && seconds > 0.0).then(|| tokens as f64 / seconds)
-}
-
-impl fmt::Display for Spread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:>9.1} ({:.1} to {:.1})", self.median, self.min, self.max)
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let load = |load: Option<f64>| load.map_or_else(|| "?".to_owned(), |load| format!("{load:.2}"));
-        let (before, after) = (load(self.load_average_before), load(self.load_average_after));
-        writeln!(f, "{} on {}, {} threads, {} kernels", self.model.name, self.machine.cpu, self.threads, self.kernels)?;
-        writeln!(f, "load average {before} before, {after} after; median of {} (min to max)", self.repetitions)?;
-        if self.load_average_before.is_some_and(|load| load > QUIET_LOAD_MAX) {
-            writeln!(
-                f,
-                "OTHER PROGRAMS WERE RUNNING: figures are too low, and a peer's may suffer more than ours or less"
-            )?;
-        }
-        writeln!(f, "load model            {:>9.2} s", self.load_seconds)?;
-        for Prefill { prompt_tokens, tokens_per_second, ttft_ms } in &self.prefill {
-            writeln!(f, "prefill {prompt_tokens:>4} tokens   {tokens_per_second} tokens/s")?;
-            writeln!(f, "first token at {prompt_tokens:>4}   {ttft_ms} ms")?;
-        }
-        for Decode { batch, tokens_per_second } in &self.decode {
-            writeln!(f, "decode batch {batch:>3}      {tokens_per_second} tokens/s")?;
-        }
-        match self.peak_resident_bytes {
-            Some(bytes) => writeln!(
-                f,
-                "peak memory           {:>9} MiB (model file {} MiB)",
-                bytes >> 20,
-                self.model.file_bytes >> 20
-            )?,
-            None => writeln!(f, "peak memory           unknown")?,
-        }
-        match &self.peer {
-            Some(peer) => write!(f, "{peer}"),
-            None => Ok(()),
-        }
-    }
+fn rooflines(measured: &Figures<Measured>, work: &Work) -> Result<Roofline> {
+    // Each repetition's speed through what the ceilings beside it allow, with some of them out of the way.
+    let share = |measured: &Measured, ceiling: fn(Sample) -> Sample| {
+        ensure!(measured.own.len() == measured.ceilings.len(), "a ceiling is missing");
+        let allowed: Series =
+            measured.ceilings.iter().map(|sample| roofline(measured.figure, work, ceiling(*sample))).collect();
+        Spread::of_ratios(&measured.own, &allowed)
+    };
+    let bytes = |sample: Sample| Sample { int8_operations: f64::INFINITY, f32_operations: f64::INFINITY, ..sample };
+    let int8 = |sample: Sample| Sample { bytes: f64::INFINITY, f32_operations: f64::INFINITY, ..sample };
+    let arithmetic = |sample: Sample| Sample { bytes: f64::INFINITY, ..sample };
+    Ok(Roofline {
+        decode_b1_bandwidth: share(&measured.decode_b1, bytes)?,
+        decode_b16_int8: share(&measured.decode_b16, int8)?,
+        prefill_512_int8: share(&measured.prefill_512, int8)?,
+        prefill_2048_int8: share(&measured.prefill_2048, int8)?,
+        prefill_512_int8_and_f32: share(&measured.prefill_512, arithmetic)?,
+        prefill_2048_int8_and_f32: share(&measured.prefill_2048, arithmetic)?,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_spread_is_made_of_measurements_in_any_order() {
-        assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Some(Spread { min: 1.0, median: 2.0, max: 3.0 }));
-        assert_eq!(Spread::of(vec![5.0]), Some(Spread { min: 5.0, median: 5.0, max: 5.0 }));
-        assert_eq!(Spread::of(vec![]), None);
+    fn measured(own: Series) -> Measured {
+        let sample = Sample { bytes: 1e3, int8_operations: 1e6, f32_operations: 1e6 };
+        let ceilings = vec![sample; own.len()];
+        Measured { figure: Figure::Decode { batch: 1 }, own, peers: Vec::new(), settings: Vec::new(), ceilings }
     }
 
     #[test]
-    fn only_the_time_in_which_all_decode_counts() {
-        let start = Instant::now();
-        let at = |seconds: &[u64]| seconds.iter().map(|s| start + Duration::from_secs(*s)).collect::<Vec<_>>();
-        // All decode from 2 to 4: tokens at 3 and 4 of the first, 4 of the second.
-        assert_eq!(together(&[at(&[0, 1, 2, 3, 4]), at(&[2, 4, 6])]), Some(1.5));
-        assert_eq!(together(&[at(&[0, 1]), at(&[2, 3])]), None, "they never decoded together");
-        assert_eq!(together(&[at(&[0, 1]), at(&[])]), None, "one had no token");
-        assert_eq!(together(&[at(&[1])]), None, "one token has no pace");
-        assert_eq!(together(&[]), None);
+    fn a_share_of_a_ceiling_is_of_the_repetition_beside_it() {
+        let figures = Figures {
+            decode_b1: measured(vec![5.0, 6.0, 7.0]),
+            decode_b16: measured(vec![1.0]),
+            prefill_512: measured(vec![1.0]),
+            prefill_2048: measured(vec![1.0]),
+        };
+        // A step reads 100 bytes of 1,000 a second and does 100 operations of a million.
+        let work =
+            Work { weight_bytes: 100, kv_bytes: 0, layer_operations: 60, head_operations: 40, attention_operations: 0 };
+        let roofline = rooflines(&figures, &work).unwrap();
+        assert_eq!(roofline.decode_b1_bandwidth, Spread { median: 0.6, min: 0.5, max: 0.7 });
+        assert_eq!(roofline.decode_b16_int8.median, 1e-4);
+        let missing = Figures { decode_b1: Measured { ceilings: Vec::new(), ..measured(vec![1.0]) }, ..figures };
+        assert!(rooflines(&missing, &work).is_err());
     }
 }

@@ -1,15 +1,13 @@
 //! The other engine: `llama-cpp-python` in a process of its own, told over its standard input what to time.
 
-use super::Spread;
 use anyhow::{Context, Result, bail};
-use serde::Serialize;
-use std::fmt;
+use serde::Deserialize;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-/// Loads the model, says its version, then answers each line with seconds.
+/// Loads the model, says what it is, then answers each line with seconds and its settings.
 const SCRIPT: &str = include_str!("peer_llama_cpp.py");
 
 /// A running peer.
@@ -17,25 +15,19 @@ pub(super) struct Peer {
     child: Child,
     commands: ChildStdin,
     answers: BufReader<ChildStdout>,
-    version: String,
+    facts: Facts,
 }
 
-/// What the peer reached, and the engine in relation to it.
-#[derive(Debug, Serialize)]
-pub(super) struct Report {
-    name: &'static str,
-    version: String,
-    prefill: Vec<Row>,
-    decode: Vec<Row>,
-}
-
-#[derive(Debug, Serialize)]
-struct Row {
-    /// Prompt tokens of a prefill, sequences of a decode.
-    size: usize,
-    tokens_per_second: Spread,
-    /// The engine's median through the peer's.
-    engine_ratio: f64,
+/// What the peer says of itself.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Facts {
+    pub(super) version: String,
+    /// Kind of model and of weights.
+    pub(super) weights: String,
+    /// The instructions that it was compiled for.
+    pub(super) system: String,
+    /// Its repacked weights run in passes of several tokens on this machine.
+    pub(super) batches_repacked: bool,
 }
 
 impl Peer {
@@ -49,44 +41,43 @@ impl Peer {
             .spawn()
             .with_context(|| format!("`{}` cannot be started", python.display()))?;
         let commands = child.stdin.take().context("the peer has no input")?;
-        let answers = BufReader::new(child.stdout.take().context("the peer has no output")?);
-        let mut peer = Self { child, commands, answers, version: String::new() };
-        peer.version = peer.answer().with_context(|| {
+        let mut answers = BufReader::new(child.stdout.take().context("the peer has no output")?);
+        let first = read_line(&mut answers).with_context(|| {
             format!(
                 "llama-cpp-python does not run in `{0}` (install it there: {0} -m pip install llama-cpp-python)",
                 python.display()
             )
         })?;
-        Ok(peer)
+        match serde_json::from_str(&first) {
+            Ok(facts) => Ok(Self { child, commands, answers, facts }),
+            Err(_) => bail!("the peer's first line is `{first}`"),
+        }
     }
 
-    pub(super) fn report(&self) -> Report {
-        Report { name: "llama-cpp-python", version: self.version.clone(), prefill: Vec::new(), decode: Vec::new() }
+    pub(super) fn facts(&self) -> &Facts {
+        &self.facts
     }
 
-    /// Time to compute a prompt.
-    pub(super) fn prefill(&mut self, prompt: &[u32]) -> Result<Duration> {
+    /// Time to compute a prompt, and the settings used.
+    pub(super) fn prefill(&mut self, prompt: &[u32]) -> Result<(Duration, String)> {
         self.time(&format!("prefill {}", words(prompt)))
     }
 
-    /// Time to decode `tokens` after a prompt, which does not count.
-    pub(super) fn decode(&mut self, prompt: &[u32], tokens: usize) -> Result<Duration> {
-        self.time(&format!("decode {tokens} {}", words(prompt)))
+    /// Time of `steps` in which `batch` sequences decode a token each, after a prompt that does not count.
+    pub(super) fn decode(&mut self, batch: usize, steps: usize, prompt: &[u32]) -> Result<(Duration, String)> {
+        self.time(&format!("decode {batch} {steps} {}", words(prompt)))
     }
 
-    fn time(&mut self, command: &str) -> Result<Duration> {
+    fn time(&mut self, command: &str) -> Result<(Duration, String)> {
         writeln!(self.commands, "{command}").context("the peer has ended")?;
-        let answer = self.answer()?;
-        let seconds: f64 = answer.parse().with_context(|| format!("the peer answered `{answer}`"))?;
-        Duration::try_from_secs_f64(seconds).context("the peer's time is impossible")
-    }
-
-    fn answer(&mut self) -> Result<String> {
-        let mut line = String::new();
-        if self.answers.read_line(&mut line)? == 0 {
-            bail!("the peer has ended");
+        let answer = read_line(&mut self.answers)?;
+        let (seconds, settings) = answer.split_once(' ').unwrap_or((&answer, ""));
+        let seconds: f64 = seconds.parse().with_context(|| format!("the peer answered `{answer}`"))?;
+        let time = Duration::try_from_secs_f64(seconds).context("the peer's time is impossible")?;
+        if time.is_zero() {
+            bail!("the peer's time is impossible");
         }
-        Ok(line.trim().to_owned())
+        Ok((time, settings.to_owned()))
     }
 }
 
@@ -102,33 +93,12 @@ fn words(tokens: &[u32]) -> String {
     tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
 }
 
-impl Report {
-    pub(super) fn add_prefill(&mut self, size: usize, tokens_per_second: Spread, engine: Spread) {
-        self.prefill.push(Row { size, tokens_per_second, engine_ratio: engine.median / tokens_per_second.median });
+fn read_line(answers: &mut impl BufRead) -> Result<String> {
+    let mut line = String::new();
+    if answers.read_line(&mut line)? == 0 {
+        bail!("the peer has ended");
     }
-
-    pub(super) fn add_decode(&mut self, size: usize, tokens_per_second: Spread, engine: Spread) {
-        self.decode.push(Row { size, tokens_per_second, engine_ratio: engine.median / tokens_per_second.median });
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} {}, in turn with the engine:", self.name, self.version)?;
-        for Row { size, tokens_per_second, engine_ratio } in &self.prefill {
-            writeln!(
-                f,
-                "prefill {size:>4} tokens   {tokens_per_second} tokens/s; the engine reaches {engine_ratio:.2} of it"
-            )?;
-        }
-        for Row { size, tokens_per_second, engine_ratio } in &self.decode {
-            writeln!(
-                f,
-                "decode batch {size:>3}      {tokens_per_second} tokens/s; the engine reaches {engine_ratio:.2} of it"
-            )?;
-        }
-        Ok(())
-    }
+    Ok(line.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -145,22 +115,30 @@ mod tests {
         Peer::start(&python, Path::new("model.gguf"), 2)
     }
 
+    const FACTS: &str = r#"echo '{"version":"1.2.3","weights":"Q4","system":"CPU","batches_repacked":true}'"#;
+
     #[test]
-    fn a_peer_is_told_tokens_and_answers_seconds() {
-        let mut peer =
-            start("echo 1.2.3; read a b c; [ \"$a $b $c\" = 'prefill 5 7' ] && echo 0.5; read a; echo 0.25").unwrap();
-        assert_eq!(peer.report().version, "1.2.3");
-        assert_eq!(peer.prefill(&[5, 7]).unwrap(), Duration::from_millis(500));
-        assert_eq!(peer.decode(&[5], 9).unwrap(), Duration::from_millis(250));
+    fn a_peer_is_told_tokens_and_answers_seconds_and_settings() {
+        let mut peer = start(&format!(
+            "{FACTS}; read a b c; [ \"$a $b $c\" = 'prefill 5 7' ] && echo '0.5 fast, loud'\n\
+             read a b c d; [ \"$a $b $c $d\" = 'decode 2 9 5' ] && echo 0.25"
+        ))
+        .unwrap();
+        assert_eq!((peer.facts().version.as_str(), peer.facts().weights.as_str()), ("1.2.3", "Q4"));
+        assert_eq!(peer.prefill(&[5, 7]).unwrap(), (Duration::from_millis(500), "fast, loud".to_owned()));
+        assert_eq!(peer.decode(2, 9, &[5]).unwrap(), (Duration::from_millis(250), String::new()));
     }
 
     #[test]
     fn a_peer_that_is_missing_fails_or_talks_nonsense_is_an_error() {
         assert!(format!("{:#}", start("exit 1").err().unwrap()).contains("pip install llama-cpp-python"));
         assert!(Peer::start(Path::new("there-is-no-python"), Path::new("m"), 1).is_err());
-        let mut peer = start("echo 1; read a; echo soon; read a; echo -1; read a; exit 0").unwrap();
+        assert!(start("echo 1.2.3").err().unwrap().to_string().contains("first line is `1.2.3`"));
+        let mut peer =
+            start(&format!("{FACTS}; read a; echo soon; read a; echo -1; read a; echo 0; read a; exit 0")).unwrap();
         assert!(peer.prefill(&[1]).unwrap_err().to_string().contains("`soon`"));
         assert!(peer.prefill(&[1]).unwrap_err().to_string().contains("impossible"));
+        assert!(peer.prefill(&[1]).unwrap_err().to_string().contains("impossible"), "no time at all");
         assert!(peer.prefill(&[1]).unwrap_err().to_string().contains("has ended"));
     }
 }
