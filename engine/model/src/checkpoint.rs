@@ -14,6 +14,7 @@ use crate::chat_template::{ChatTemplate, LoadTemplateError};
 use crate::config::{ConfigError, Keys, ModelConfig};
 use crate::gguf::{Gguf, GgufError, TensorView, Value};
 use crate::tokenizer::{LoadTokenizerError, Tokenizer};
+use crate::weights_cache::hint;
 use hugging_face::HuggingFace;
 
 pub use hugging_face::OpenFolderError;
@@ -96,7 +97,9 @@ impl Checkpoint {
             Content::Gguf(gguf) => Some(Keys { gguf }.text(TEMPLATE_KEY)?.to_owned()),
             Content::HuggingFace(folder) => folder.chat_template()?,
         };
-        Ok(source.map(|source| ChatTemplate::new(&source)).transpose()?)
+        Ok(source
+            .map(|source| ChatTemplate::new(&source))
+            .transpose()?)
     }
 
     /// Whether the checkpoint brings a chat template.
@@ -104,7 +107,9 @@ impl Checkpoint {
     pub fn has_chat_template(&self) -> bool {
         match &self.content {
             Content::Gguf(gguf) => gguf.metadata(TEMPLATE_KEY).is_some(),
-            Content::HuggingFace(folder) => folder.chat_template().is_ok_and(|template| template.is_some()),
+            Content::HuggingFace(folder) => folder
+                .chat_template()
+                .is_ok_and(|template| template.is_some()),
         }
     }
 
@@ -129,8 +134,31 @@ impl Checkpoint {
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         match &self.content {
-            Content::Gguf(gguf) => Sha256::digest(gguf.file_bytes()).into(),
+            Content::Gguf(gguf) => sha256(gguf.file_bytes(), |part| gguf.release(part)),
             Content::HuggingFace(folder) => folder.digest(),
+        }
+    }
+
+    /// A rough identity: see [`hint`]. Of a folder, that of the identities of its files.
+    pub(crate) fn hint(&self) -> [u8; 32] {
+        match &self.content {
+            Content::Gguf(gguf) => hint(gguf.file_bytes()),
+            Content::HuggingFace(folder) => hint(
+                folder
+                    .contents()
+                    .into_values()
+                    .map(hint)
+                    .collect::<Vec<_>>()
+                    .as_flattened(),
+            ),
+        }
+    }
+
+    /// Gives the memory of a part of a tensor's bytes back until it is read again.
+    pub(crate) fn release(&self, part: &[u8]) {
+        match &self.content {
+            Content::Gguf(gguf) => gguf.release(part),
+            Content::HuggingFace(folder) => folder.release(part),
         }
     }
 
@@ -156,10 +184,24 @@ impl Checkpoint {
     #[must_use]
     pub fn architecture(&self) -> Option<&str> {
         match &self.content {
-            Content::Gguf(gguf) => gguf.metadata("general.architecture").and_then(Value::as_str),
+            Content::Gguf(gguf) => gguf
+                .metadata("general.architecture")
+                .and_then(Value::as_str),
             Content::HuggingFace(folder) => folder.architecture(),
         }
     }
+}
+
+/// Of a file, this much is in memory at a time while it is digested.
+const DIGEST_BYTES: usize = 1 << 20;
+
+fn sha256(bytes: &[u8], release: impl Fn(&[u8])) -> [u8; 32] {
+    let mut digest = Sha256::new();
+    for part in bytes.chunks(DIGEST_BYTES) {
+        digest.update(part);
+        release(part);
+    }
+    digest.finalize().into()
 }
 
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";

@@ -5,22 +5,22 @@ use std::thread;
 
 use sha2::{Digest, Sha256};
 
-use crate::chat_template::{ChatTemplate, LoadTemplateError};
-use crate::config::{ConfigError, Keys, ModelConfig};
+use crate::chat_template::ChatTemplate;
+use crate::checkpoint::{Checkpoint, OpenCheckpointError, ReadTemplateError};
+use crate::config::{ConfigError, ModelConfig};
 use crate::fingerprint;
-use crate::gguf::{Gguf, GgufError};
 use crate::numerics;
 use crate::packed_weights::{Origin, Packer};
 use crate::tokenizer::{LoadTokenizerError, Tokenizer};
 use crate::weights::{LoadWeightsError, Weights};
-use crate::weights_cache::{CacheLookup, UnsavedWeights, UnusableCache, hint};
+use crate::weights_cache::{CacheLookup, UnsavedWeights, UnusableCache};
 
 /// Why a model could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadModelError {
-    /// Not a readable GGUF file.
+    /// Not a readable checkpoint.
     #[error(transparent)]
-    Gguf(#[from] GgufError),
+    Open(#[from] OpenCheckpointError),
     /// Not a model that the engine runs.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -29,7 +29,7 @@ pub enum LoadModelError {
     Tokenizer(#[from] LoadTokenizerError),
     /// A chat template that cannot be compiled.
     #[error(transparent)]
-    Template(#[from] LoadTemplateError),
+    Template(#[from] ReadTemplateError),
     /// Tensors are missing or do not fit.
     #[error(transparent)]
     Weights(#[from] LoadWeightsError),
@@ -82,12 +82,19 @@ pub(crate) struct Parts {
 }
 
 impl Model {
-    /// Reads, checks and repacks a GGUF file; `threads` is for the repacking. The digest is made meanwhile.
+    /// Reads, checks and repacks a GGUF file or a folder of safetensors; `threads` is for the repacking. The digest is made meanwhile.
     ///
     /// # Errors
     /// [`LoadModelError`], naming what is wrong with the file.
     pub fn load(path: &Path, threads: usize) -> Result<Self, LoadModelError> {
-        Ok(Self::load_with(path, &LoadOptions { threads, weights_cache: None })?.model)
+        Ok(Self::load_with(
+            path,
+            &LoadOptions {
+                threads,
+                weights_cache: None,
+            },
+        )?
+        .model)
     }
 
     /// As [`Model::load`], with the repacked weights from a cache when it has them.
@@ -95,12 +102,15 @@ impl Model {
     /// # Errors
     /// [`LoadModelError`], naming what is wrong with the file. Nothing that is wrong with the cache is an error.
     pub fn load_with(path: &Path, options: &LoadOptions) -> Result<Loaded, LoadModelError> {
-        let gguf = Gguf::open(path)?;
+        let checkpoint = Checkpoint::open(path)?;
         let folder = options.weights_cache.as_deref();
-        let lookup = folder.map(|folder| CacheLookup { folder, hint: hint(gguf.file_bytes()) });
+        let lookup = folder.map(|folder| CacheLookup {
+            folder,
+            hint: checkpoint.hint(),
+        });
         let (digest, parts) = thread::scope(|scope| {
-            let digest = scope.spawn(|| sha256(&gguf));
-            let parts = Parts::load_cached(&gguf, options.threads, lookup.as_ref());
+            let digest = scope.spawn(|| checkpoint.digest());
+            let parts = Parts::load_cached(&checkpoint, options.threads, lookup.as_ref());
             (join(digest), parts)
         });
         let mut parts = parts?;
@@ -108,7 +118,7 @@ impl Model {
         // The weights were restored on the word of the cache that they are this file's.
         if matches!(parts.weights.packed.origin, Origin::Cache(model) if model != digest) {
             drop(parts);
-            parts = Parts::load(&gguf, options.threads)?;
+            parts = Parts::load(&checkpoint, options.threads)?;
             reason = Some(UnusableCache::Model);
         }
         let cache = match (&lookup, &mut parts.weights.packed.origin) {
@@ -116,10 +126,23 @@ impl Model {
             (Some(_), Origin::Cache(_)) => CacheUse::Restored,
             (Some(CacheLookup { folder, hint }), Origin::Repacked(other)) => {
                 let reason = reason.or(other.take());
-                CacheUse::Unsaved(UnsavedWeights::new(folder, digest, *hint, &parts.weights.packed, reason))
+                CacheUse::Unsaved(UnsavedWeights::new(
+                    folder,
+                    digest,
+                    *hint,
+                    &parts.weights.packed,
+                    reason,
+                ))
             }
         };
-        Ok(Loaded { model: Self { name: model_name(&gguf, path), digest, parts }, cache })
+        Ok(Loaded {
+            model: Self {
+                name: model_name(&checkpoint, path),
+                digest,
+                parts,
+            },
+            cache,
+        })
     }
 
     /// The model's dimensions.
@@ -191,58 +214,70 @@ impl Model {
 }
 
 impl Parts {
-    pub(crate) fn load(gguf: &Gguf, threads: usize) -> Result<Self, LoadModelError> {
-        Self::load_cached(gguf, threads, None)
+    pub(crate) fn load(checkpoint: &Checkpoint, threads: usize) -> Result<Self, LoadModelError> {
+        Self::load_cached(checkpoint, threads, None)
     }
 
-    fn load_cached(gguf: &Gguf, threads: usize, cache: Option<&CacheLookup<'_>>) -> Result<Self, LoadModelError> {
-        let config = ModelConfig::from_gguf(gguf)?;
-        let chat_template = match gguf.metadata(TEMPLATE_KEY) {
-            None => None,
-            Some(_) => Some(ChatTemplate::new(Keys { gguf }.text(TEMPLATE_KEY)?)?),
-        };
+    fn load_cached(
+        checkpoint: &Checkpoint,
+        threads: usize,
+        cache: Option<&CacheLookup<'_>>,
+    ) -> Result<Self, LoadModelError> {
+        let config = checkpoint.config()?;
+        let chat_template = checkpoint.chat_template()?;
         let (tokenizer, weights) = thread::scope(|scope| {
-            let tokenizer = scope.spawn(|| Tokenizer::from_gguf(gguf));
-            let packer = Packer { threads, release: &|part| gguf.release(part), cache };
-            let weights = Weights::load_with(gguf, &config, &packer);
+            let tokenizer = scope.spawn(|| checkpoint.tokenizer());
+            let packer = Packer {
+                threads,
+                release: &|part| checkpoint.release(part),
+                cache,
+            };
+            let weights = Weights::load_with(checkpoint, &config, &packer);
             (join(tokenizer), weights)
         });
-        Ok(Self { config, tokenizer: tokenizer?, chat_template, weights: weights? })
+        Ok(Self {
+            config,
+            tokenizer: tokenizer?,
+            chat_template,
+            weights: weights?,
+        })
     }
-}
-
-pub(crate) const TEMPLATE_KEY: &str = "tokenizer.chat_template";
-
-/// Of a model file, this much is in memory at a time while it is digested.
-const DIGEST_BYTES: usize = 1 << 20;
-
-pub(crate) fn sha256(gguf: &Gguf) -> [u8; 32] {
-    let mut digest = Sha256::new();
-    for part in gguf.file_bytes().chunks(DIGEST_BYTES) {
-        digest.update(part);
-        gguf.release(part);
-    }
-    digest.finalize().into()
 }
 
 /// A panic in the thread is a bug of ours and goes on in the caller.
 fn join<T>(handle: thread::ScopedJoinHandle<'_, T>) -> T {
-    handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    handle
+        .join()
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Longest name, bytes.
 const NAME_BYTES_MAX: usize = 128;
 
-pub(crate) fn model_name(gguf: &Gguf, path: &Path) -> String {
-    let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    let given = gguf.metadata("general.name").and_then(|value| value.as_str()).unwrap_or_default();
-    [given, stem.as_str()].into_iter().map(fit_name).find(|name| !name.is_empty()).unwrap_or_else(|| "model".to_owned())
+pub(crate) fn model_name(checkpoint: &Checkpoint, path: &Path) -> String {
+    let stem = if path.is_dir() {
+        path.file_name()
+    } else {
+        path.file_stem()
+    };
+    let stem = stem
+        .map(|stem| stem.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let given = checkpoint.own_name().unwrap_or_default();
+    [given, stem.as_str()]
+        .into_iter()
+        .map(fit_name)
+        .find(|name| !name.is_empty())
+        .unwrap_or_else(|| "model".to_owned())
 }
 
 /// `Smollm2 135M (8k)` becomes `Smollm2-135M-8k`.
 fn fit_name(text: &str) -> String {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || "-_.:/".contains(c)));
-    let mut name = words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-");
+    let mut name = words
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join("-");
     name.truncate(NAME_BYTES_MAX);
     name
 }
@@ -250,11 +285,15 @@ fn fit_name(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gguf::Gguf;
     use crate::test_model;
 
     #[test]
     fn names_hold_only_what_a_model_name_may_hold() {
-        assert_eq!(fit_name("Smollm2 135M (8k) \u{1f600} v1.0"), "Smollm2-135M-8k-v1.0");
+        assert_eq!(
+            fit_name("Smollm2 135M (8k) \u{1f600} v1.0"),
+            "Smollm2-135M-8k-v1.0"
+        );
         assert_eq!(fit_name("a\r\nb\u{0}c\"d"), "a-b-c-d");
         assert_eq!(fit_name(" \u{e9} "), "");
         assert_eq!(fit_name(&"x".repeat(1_000)).len(), NAME_BYTES_MAX);
@@ -267,10 +306,22 @@ mod tests {
         let error = |path: &Path| Model::load(path, 1).unwrap_err().to_string();
         assert!(error(&path).contains("No such file"), "{}", error(&path));
         std::fs::write(&path, b"PK\x03\x04 not a model").unwrap();
-        assert!(error(&path).contains("does not begin with `GGUF`"), "{}", error(&path));
+        assert!(
+            error(&path).contains("does not begin with `GGUF`"),
+            "{}",
+            error(&path)
+        );
         std::fs::write(&path, b"GG").unwrap();
-        assert!(error(&path).contains("does not begin with `GGUF`"), "{}", error(&path));
-        assert!(error(folder.path()).contains("not a regular file"), "{}", error(folder.path()));
+        assert!(
+            error(&path).contains("does not begin with `GGUF`"),
+            "{}",
+            error(&path)
+        );
+        assert!(
+            error(folder.path()).contains("the folder has no `config.json`"),
+            "{}",
+            error(folder.path())
+        );
     }
 
     #[test]
@@ -278,8 +329,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cut.gguf");
         let whole = Gguf::open(&test_model::path()).unwrap();
-        for (bytes, wanted) in [(3_000_000, "after the end of the file"), (1_000_000, "cut short"), (100, "cut short")]
-        {
+        for (bytes, wanted) in [
+            (3_000_000, "after the end of the file"),
+            (1_000_000, "cut short"),
+            (100, "cut short"),
+        ] {
             std::fs::write(&path, &whole.file_bytes()[..bytes]).unwrap();
             let error = Model::load(&path, 1).unwrap_err().to_string();
             assert!(error.contains(wanted), "{error}");

@@ -8,8 +8,11 @@ use std::cell::RefCell;
 use engine_kernels::{HEAD_DIM_MAX, KernelFamily, Matrix, MatrixKind, MatrixSource, PackError};
 use half::{bf16, f16};
 
+use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
-use crate::gguf::{Gguf, TensorView};
+#[cfg(test)]
+use crate::gguf::Gguf;
+use crate::gguf::TensorView;
 use crate::packed_weights::{PackedWeights, Packer};
 use crate::tensor_kind::TensorKind;
 
@@ -104,7 +107,15 @@ pub(crate) struct Weights {
 }
 
 /// Matrices of a decoder block, in the order in which a forward pass reads them.
-const LAYER_MATRICES: [&str; 7] = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+const LAYER_MATRICES: [&str; 7] = [
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+];
 const ATTENTION_NORM: &str = "attn_norm";
 const HEAD_NORMS: [&str; 2] = ["attn_q_norm", "attn_k_norm"];
 const ATTENTION_POST_NORM: &str = "post_attention_norm";
@@ -123,21 +134,55 @@ impl Weights {
     /// # Errors
     /// [`LoadWeightsError`], naming the tensor.
     #[cfg(test)]
-    pub(crate) fn load(gguf: &Gguf, config: &ModelConfig, threads: usize) -> Result<Self, LoadWeightsError> {
-        Self::load_with(gguf, config, &Packer { threads, release: &|_| (), cache: None })
+    pub(crate) fn load(
+        gguf: &Gguf,
+        config: &ModelConfig,
+        threads: usize,
+    ) -> Result<Self, LoadWeightsError> {
+        let packer = Packer {
+            threads,
+            release: &|_| (),
+            cache: None,
+        };
+        Self::load_named(
+            gguf.tensor_names(),
+            |name| gguf.tensor(name),
+            config,
+            &packer,
+        )
     }
 
     /// Reads, checks and packs all tensors.
     ///
     /// # Errors
     /// [`LoadWeightsError`], naming the tensor.
-    pub(crate) fn load_with(gguf: &Gguf, config: &ModelConfig, packer: &Packer<'_>) -> Result<Self, LoadWeightsError> {
-        for name in gguf.tensor_names() {
+    pub(crate) fn load_with(
+        checkpoint: &Checkpoint,
+        config: &ModelConfig,
+        packer: &Packer<'_>,
+    ) -> Result<Self, LoadWeightsError> {
+        Self::load_named(
+            checkpoint.tensor_names(),
+            |name| checkpoint.tensor(name),
+            config,
+            packer,
+        )
+    }
+
+    fn load_named<'a>(
+        names: impl Iterator<Item = &'a str>,
+        tensor: impl Fn(&str) -> Option<TensorView<'a>>,
+        config: &ModelConfig,
+        packer: &Packer<'_>,
+    ) -> Result<Self, LoadWeightsError> {
+        for name in names {
             if !is_known(name, config) {
-                return Err(LoadWeightsError::Unknown { tensor: name.to_owned() });
+                return Err(LoadWeightsError::Unknown {
+                    tensor: name.to_owned(),
+                });
             }
         }
-        Self::from_tensors_with(config, packer, |name| gguf.tensor(name))
+        Self::from_tensors_with(config, packer, tensor)
     }
 
     /// As [`Weights::load`], from wherever the tensors are.
@@ -147,7 +192,15 @@ impl Weights {
         threads: usize,
         tensor: impl Fn(&str) -> Option<TensorView<'a>>,
     ) -> Result<Self, LoadWeightsError> {
-        Self::from_tensors_with(config, &Packer { threads, release: &|_| (), cache: None }, tensor)
+        Self::from_tensors_with(
+            config,
+            &Packer {
+                threads,
+                release: &|_| (),
+                cache: None,
+            },
+            tensor,
+        )
     }
 
     /// As [`Weights::load_with`], from wherever the tensors are. They are asked for by their names in GGUF files.
@@ -159,12 +212,25 @@ impl Weights {
         check_dimension("the head dimension", config.head_dim, 16, HEAD_DIM_MAX)?;
         check_dimension("the width", config.width, 32, usize::MAX)?;
         check_dimension("the feed-forward width", config.ff_width, 32, usize::MAX)?;
-        check_dimension("the width of all heads", config.heads * config.head_dim, 32, usize::MAX)?;
+        check_dimension(
+            "the width of all heads",
+            config.heads * config.head_dim,
+            32,
+            usize::MAX,
+        )?;
 
         let (digest, matrices) = (RefCell::default(), RefCell::default());
-        let tensors = Tensors { tensor, norm_offset: config.norm_offset, digest, matrices };
+        let tensors = Tensors {
+            tensor,
+            norm_offset: config.norm_offset,
+            digest,
+            matrices,
+        };
         let (width, ff_width) = (config.width, config.ff_width);
-        let (query_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let (query_width, kv_width) = (
+            config.heads * config.head_dim,
+            config.kv_heads * config.head_dim,
+        );
         let shapes = [
             [width, query_width],
             [width, kv_width],
@@ -207,7 +273,11 @@ impl Weights {
             None => matrix,
         });
         // Comes out as it went in: one matrix for each source.
-        let mut next = || matrices.next().ok_or(LoadWeightsError::Missing { tensor: EMBEDDING.to_owned() });
+        let mut next = || {
+            matrices.next().ok_or(LoadWeightsError::Missing {
+                tensor: EMBEDDING.to_owned(),
+            })
+        };
         let mut layers = Vec::with_capacity(config.layers);
         for norms in norms {
             layers.push(LayerWeights {
@@ -226,17 +296,40 @@ impl Weights {
             });
         }
         let embedding = next()?;
-        let head = if config.is_tied { embedding.clone() } else { next()? };
-        Ok(Self { layers, output_norm, head, embedding, rope_factors, packed, digest })
+        let head = if config.is_tied {
+            embedding.clone()
+        } else {
+            next()?
+        };
+        Ok(Self {
+            layers,
+            output_norm,
+            head,
+            embedding,
+            rope_factors,
+            packed,
+            digest,
+        })
     }
 
     /// All matrices, in the order in which a forward pass reads them. A tied head is there once more, as the head.
     pub(crate) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         let layers = self.layers.iter().flat_map(|layer| {
-            let LayerWeights { query, key, value, attention_output, ff_gate, ff_up, ff_down, .. } = layer;
+            let LayerWeights {
+                query,
+                key,
+                value,
+                attention_output,
+                ff_gate,
+                ff_up,
+                ff_down,
+                ..
+            } = layer;
             [query, key, value, attention_output, ff_gate, ff_up, ff_down]
         });
-        std::iter::once(&self.embedding).chain(layers).chain(std::iter::once(&self.head))
+        std::iter::once(&self.embedding)
+            .chain(layers)
+            .chain(std::iter::once(&self.head))
     }
 
     /// The family of kernels that this machine computes with.
@@ -254,7 +347,12 @@ fn check_dimension(
     if value.is_multiple_of(multiple_of) && value <= value_max {
         return Ok(());
     }
-    Err(LoadWeightsError::Dimension { dimension, value, multiple_of, value_max })
+    Err(LoadWeightsError::Dimension {
+        dimension,
+        value,
+        multiple_of,
+        value_max,
+    })
 }
 
 /// The tensors that a model of this configuration has; any other one would be ignored, and the results be wrong.
@@ -265,8 +363,16 @@ fn is_known(name: &str, config: &ModelConfig) -> bool {
     if name == HEAD {
         return !config.is_tied;
     }
-    let Some((layer, part)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else { return false };
-    if !layer.parse::<usize>().is_ok_and(|layer| layer < config.layers) {
+    let Some((layer, part)) = name
+        .strip_prefix("blk.")
+        .and_then(|rest| rest.split_once('.'))
+    else {
+        return false;
+    };
+    if !layer
+        .parse::<usize>()
+        .is_ok_and(|layer| layer < config.layers)
+    {
         return false;
     }
     match part.rsplit_once('.') {
@@ -300,16 +406,29 @@ struct LayerNorms {
 }
 
 impl LayerNorms {
-    fn load<'a, F>(tensors: &Tensors<F>, config: &ModelConfig, layer: usize) -> Result<Self, LoadWeightsError>
+    fn load<'a, F>(
+        tensors: &Tensors<F>,
+        config: &ModelConfig,
+        layer: usize,
+    ) -> Result<Self, LoadWeightsError>
     where
         F: Fn(&str) -> Option<TensorView<'a>>,
     {
         let norm = |name: &str, length| tensors.norm(&format!("blk.{layer}.{name}.weight"), length);
-        let post_norm = |name| if config.has_post_norms { norm(name, config.width).map(Some) } else { Ok(None) };
+        let post_norm = |name| {
+            if config.has_post_norms {
+                norm(name, config.width).map(Some)
+            } else {
+                Ok(None)
+            }
+        };
         Ok(Self {
             attention: norm(ATTENTION_NORM, config.width)?,
             heads: match config.has_query_key_norms {
-                true => Some([norm(HEAD_NORMS[0], config.head_dim)?, norm(HEAD_NORMS[1], config.head_dim)?]),
+                true => Some([
+                    norm(HEAD_NORMS[0], config.head_dim)?,
+                    norm(HEAD_NORMS[1], config.head_dim)?,
+                ]),
                 false => None,
             },
             attention_post: post_norm(ATTENTION_POST_NORM)?,
@@ -335,10 +454,16 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
     }
 
     fn of_shape(&self, name: &str, wanted: &[usize]) -> Result<TensorView<'a>, LoadWeightsError> {
-        let tensor = (self.tensor)(name).ok_or_else(|| LoadWeightsError::Missing { tensor: name.to_owned() })?;
+        let tensor = (self.tensor)(name).ok_or_else(|| LoadWeightsError::Missing {
+            tensor: name.to_owned(),
+        })?;
         if tensor.shape != wanted {
             let (shape, wanted) = (tensor.shape.to_vec(), wanted.to_vec());
-            return Err(LoadWeightsError::Shape { tensor: name.to_owned(), shape, wanted });
+            return Err(LoadWeightsError::Shape {
+                tensor: name.to_owned(),
+                shape,
+                wanted,
+            });
         }
         Ok(tensor)
     }
@@ -348,13 +473,30 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
         let tensor = self.of_shape(name, &[length])?;
         let halves = || tensor.bytes.as_chunks::<2>().0.iter();
         let floats: Vec<f32> = match tensor.kind.name() {
-            "F32" => tensor.bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-            "F16" => halves().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect(),
-            "BF16" => halves().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
-            _ => return Err(LoadWeightsError::Kind { tensor: name.to_owned(), kind: tensor.kind }),
+            "F32" => tensor
+                .bytes
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|bytes| f32::from_le_bytes(*bytes))
+                .collect(),
+            "F16" => halves()
+                .map(|bytes| f16::from_le_bytes(*bytes).to_f32())
+                .collect(),
+            "BF16" => halves()
+                .map(|bytes| bf16::from_le_bytes(*bytes).to_f32())
+                .collect(),
+            _ => {
+                return Err(LoadWeightsError::Kind {
+                    tensor: name.to_owned(),
+                    kind: tensor.kind,
+                });
+            }
         };
         if !floats.iter().all(|value| value.is_finite()) {
-            return Err(LoadWeightsError::NotFinite { tensor: name.to_owned() });
+            return Err(LoadWeightsError::NotFinite {
+                tensor: name.to_owned(),
+            });
         }
         let mut digest = self.digest.borrow_mut();
         digest.update(format!("{name} {length}\n").as_bytes());
@@ -366,15 +508,21 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
 
     fn norm(&self, name: &str, length: usize) -> Result<Vec<f32>, LoadWeightsError> {
         let mut weight = self.floats(name, length)?;
-        weight.iter_mut().for_each(|weight| *weight += self.norm_offset);
+        weight
+            .iter_mut()
+            .for_each(|weight| *weight += self.norm_offset);
         Ok(weight)
     }
 
     /// The error with the tensor's name where it is about one.
     fn name(&self, error: PackError) -> LoadWeightsError {
-        let PackError::NotFinite { matrix } = error else { return LoadWeightsError::Pack(error) };
+        let PackError::NotFinite { matrix } = error else {
+            return LoadWeightsError::Pack(error);
+        };
         match self.matrices.borrow().get(matrix) {
-            Some(tensor) => LoadWeightsError::NotFinite { tensor: tensor.clone() },
+            Some(tensor) => LoadWeightsError::NotFinite {
+                tensor: tensor.clone(),
+            },
             None => LoadWeightsError::Pack(error),
         }
     }
@@ -387,7 +535,11 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
         digest.finalize().into()
     }
 
-    fn matrix(&self, name: &str, [width, rows]: [usize; 2]) -> Result<MatrixSource<'a>, LoadWeightsError> {
+    fn matrix(
+        &self,
+        name: &str,
+        [width, rows]: [usize; 2],
+    ) -> Result<MatrixSource<'a>, LoadWeightsError> {
         let tensor = self.of_shape(name, &[width, rows])?;
         // By number: the types that the kernels can repack are theirs to list.
         let kind = match tensor.kind.number() {
@@ -402,9 +554,19 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
             13 => MatrixKind::Q5_K,
             14 => MatrixKind::Q6_K,
             30 => MatrixKind::BF16,
-            _ => return Err(LoadWeightsError::Kind { tensor: name.to_owned(), kind: tensor.kind }),
+            _ => {
+                return Err(LoadWeightsError::Kind {
+                    tensor: name.to_owned(),
+                    kind: tensor.kind,
+                });
+            }
         };
         self.matrices.borrow_mut().push(name.to_owned());
-        Ok(MatrixSource { kind, rows, width, bytes: tensor.bytes })
+        Ok(MatrixSource {
+            kind,
+            rows,
+            width,
+            bytes: tensor.bytes,
+        })
     }
 }
