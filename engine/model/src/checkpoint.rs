@@ -97,9 +97,7 @@ impl Checkpoint {
             Content::Gguf(gguf) => Some(Keys { gguf }.text(TEMPLATE_KEY)?.to_owned()),
             Content::HuggingFace(folder) => folder.chat_template()?,
         };
-        Ok(source
-            .map(|source| ChatTemplate::new(&source))
-            .transpose()?)
+        Ok(source.map(|source| ChatTemplate::new(&source)).transpose()?)
     }
 
     /// Whether the checkpoint brings a chat template.
@@ -107,9 +105,7 @@ impl Checkpoint {
     pub fn has_chat_template(&self) -> bool {
         match &self.content {
             Content::Gguf(gguf) => gguf.metadata(TEMPLATE_KEY).is_some(),
-            Content::HuggingFace(folder) => folder
-                .chat_template()
-                .is_ok_and(|template| template.is_some()),
+            Content::HuggingFace(folder) => folder.chat_template().is_ok_and(|template| template.is_some()),
         }
     }
 
@@ -143,14 +139,9 @@ impl Checkpoint {
     pub(crate) fn hint(&self) -> [u8; 32] {
         match &self.content {
             Content::Gguf(gguf) => hint(gguf.file_bytes()),
-            Content::HuggingFace(folder) => hint(
-                folder
-                    .contents()
-                    .into_values()
-                    .map(hint)
-                    .collect::<Vec<_>>()
-                    .as_flattened(),
-            ),
+            Content::HuggingFace(folder) => {
+                hint(folder.contents().into_values().map(hint).collect::<Vec<_>>().as_flattened())
+            }
         }
     }
 
@@ -184,9 +175,7 @@ impl Checkpoint {
     #[must_use]
     pub fn architecture(&self) -> Option<&str> {
         match &self.content {
-            Content::Gguf(gguf) => gguf
-                .metadata("general.architecture")
-                .and_then(Value::as_str),
+            Content::Gguf(gguf) => gguf.metadata("general.architecture").and_then(Value::as_str),
             Content::HuggingFace(folder) => folder.architecture(),
         }
     }

@@ -85,15 +85,11 @@ pub fn inspect(path: &Path, threads: usize) -> Result<Inspection, OpenCheckpoint
     Ok(Inspection {
         name: model_name(&checkpoint, path),
         architecture: checkpoint.architecture().map(printable),
-        licence: metadata("general.license")
-            .and_then(Value::as_str)
-            .map(printable),
+        licence: metadata("general.license").and_then(Value::as_str).map(printable),
         bytes: checkpoint.bytes(),
         sha256: hex::encode(checkpoint.digest()),
         gguf_version: checkpoint.gguf().map(Gguf::version),
-        file_type: metadata("general.file_type")
-            .and_then(Value::as_u64)
-            .map(file_type),
+        file_type: metadata("general.file_type").and_then(Value::as_u64).map(file_type),
         tensors: shares(&checkpoint),
         config: checkpoint.config().ok(),
         tokenizer: tokenizer.map(|tokenizer| TokenizerFacts {
@@ -107,43 +103,21 @@ pub fn inspect(path: &Path, threads: usize) -> Result<Inspection, OpenCheckpoint
         }),
         chat_template: checkpoint.has_chat_template(),
         // Only loading it tells whether all of it fits.
-        refusal: Parts::load(&checkpoint, threads)
-            .err()
-            .map(|error| printable(&error.to_string())),
+        refusal: Parts::load(&checkpoint, threads).err().map(|error| printable(&error.to_string())),
     })
 }
 
 fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| {
-            if c.is_control() {
-                char::REPLACEMENT_CHARACTER
-            } else {
-                c
-            }
-        })
-        .collect()
+    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
 fn shares(checkpoint: &Checkpoint) -> Vec<TensorShare> {
     let mut by_kind: BTreeMap<TensorKind, TensorShare> = BTreeMap::new();
-    for tensor in checkpoint
-        .tensor_names()
-        .filter_map(|name| checkpoint.tensor(name))
-    {
-        let none = || TensorShare {
-            kind: tensor.kind.to_string(),
-            tensors: 0,
-            weights: 0,
-            bytes: 0,
-        };
+    for tensor in checkpoint.tensor_names().filter_map(|name| checkpoint.tensor(name)) {
+        let none = || TensorShare { kind: tensor.kind.to_string(), tensors: 0, weights: 0, bytes: 0 };
         let share = by_kind.entry(tensor.kind).or_insert_with(none);
         share.tensors += 1;
-        share.weights += tensor
-            .shape
-            .iter()
-            .map(|&dimension| dimension as u64)
-            .product::<u64>();
+        share.weights += tensor.shape.iter().map(|&dimension| dimension as u64).product::<u64>();
         share.bytes += tensor.bytes.len() as u64;
     }
     let mut shares: Vec<TensorShare> = by_kind.into_values().collect();
@@ -178,70 +152,32 @@ impl fmt::Display for Inspection {
         let yes_no = |yes| if yes { "yes" } else { "no" };
         let mut line = |key: &str, value: &dyn fmt::Display| writeln!(f, "{key:<16}{value}");
         line("name", &self.name)?;
-        line(
-            "architecture",
-            &self.architecture.clone().unwrap_or_else(unknown),
-        )?;
+        line("architecture", &self.architecture.clone().unwrap_or_else(unknown))?;
         line("licence", &self.licence.clone().unwrap_or_else(unknown))?;
-        let format = self
-            .gguf_version
-            .map_or("safetensors".to_owned(), |version| {
-                format!("GGUF version {version}")
-            });
+        let format = self.gguf_version.map_or("safetensors".to_owned(), |version| format!("GGUF version {version}"));
         line("file", &format!("{}, {format}", bytes(self.bytes)))?;
         line("sha256", &self.sha256)?;
         line("file type", &self.file_type.clone().unwrap_or_else(unknown))?;
         for share in &self.tensors {
-            let TensorShare {
-                kind,
-                tensors,
-                weights,
-                bytes: size,
-            } = share;
-            line(
-                "tensors",
-                &format!(
-                    "{kind:<8} {tensors:>5} tensors {weights:>14} weights  {}",
-                    bytes(*size)
-                ),
-            )?;
+            let TensorShare { kind, tensors, weights, bytes: size } = share;
+            line("tensors", &format!("{kind:<8} {tensors:>5} tensors {weights:>14} weights  {}", bytes(*size)))?;
         }
         if let Some(config) = &self.config {
             line("context", &format!("{} tokens", config.context_length))?;
-            line(
-                "layers",
-                &format!(
-                    "{} of width {}, feed-forward {}",
-                    config.layers, config.width, config.ff_width
-                ),
-            )?;
+            line("layers", &format!("{} of width {}, feed-forward {}", config.layers, config.width, config.ff_width))?;
             let (heads, kv_heads, head_dim) = (config.heads, config.kv_heads, config.head_dim);
-            line(
-                "heads",
-                &format!("{heads}, {kv_heads} for keys and values, of {head_dim}"),
-            )?;
+            line("heads", &format!("{heads}, {kv_heads} for keys and values, of {head_dim}"))?;
             line("vocabulary", &format!("{} tokens", config.vocab))?;
         }
         if let Some(tokenizer) = &self.tokenizer {
-            let number =
-                |token: Option<u32>| token.map_or("none".to_owned(), |token| token.to_string());
-            let added = if tokenizer.adds_bos {
-                " (added to prompts)"
-            } else {
-                ""
-            };
+            let number = |token: Option<u32>| token.map_or("none".to_owned(), |token| token.to_string());
+            let added = if tokenizer.adds_bos { " (added to prompts)" } else { "" };
             let (bos, eos) = (number(tokenizer.bos), number(tokenizer.eos));
             line(
                 "tokenizer",
-                &format!(
-                    "{}, pre-tokenizer {}, BOS {bos}{added}, EOS {eos}",
-                    tokenizer.kind, tokenizer.pre
-                ),
+                &format!("{}, pre-tokenizer {}, BOS {bos}{added}, EOS {eos}", tokenizer.kind, tokenizer.pre),
             )?;
-            line(
-                "unwritable",
-                &format!("{} of 256 bytes", tokenizer.byte_tokens_missing),
-            )?;
+            line("unwritable", &format!("{} of 256 bytes", tokenizer.byte_tokens_missing))?;
         }
         line("chat template", &yes_no(self.chat_template))?;
         match &self.refusal {
@@ -272,16 +208,8 @@ mod tests {
         let inspection = inspect(&test_model::path(), 2).unwrap();
         assert_eq!(inspection.refusal, None);
         assert_eq!(inspection.name, "Smollm2-135M-8k-Lc100K-Mix1-Ep2");
-        assert_eq!(
-            inspection.sha256,
-            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-        );
-        let share = |kind: &str, tensors, weights, bytes| TensorShare {
-            kind: kind.into(),
-            tensors,
-            weights,
-            bytes,
-        };
+        assert_eq!(inspection.sha256, "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53");
+        let share = |kind: &str, tensors, weights, bytes| TensorShare { kind: kind.into(), tensors, weights, bytes };
         assert_eq!(
             inspection.tensors,
             [
@@ -291,41 +219,25 @@ mod tests {
             ]
         );
         let shown = inspection.to_string();
-        for wanted in [
-            "apache-2.0",
-            "mostly Q4_1",
-            "8192 tokens",
-            "9, 3 for keys and values, of 64",
-            "runs            yes",
-        ] {
+        for wanted in
+            ["apache-2.0", "mostly Q4_1", "8192 tokens", "9, 3 for keys and values, of 64", "runs            yes"]
+        {
             assert!(shown.contains(wanted), "{wanted:?} in\n{shown}");
         }
         let json = serde_json::to_value(&inspection).unwrap();
-        assert_eq!(
-            (&json["config"]["layers"], &json["chat_template"]),
-            (&30.into(), &true.into())
-        );
+        assert_eq!((&json["config"]["layers"], &json["chat_template"]), (&30.into(), &true.into()));
     }
 
     #[test]
     fn a_file_that_does_not_run_says_why_and_cannot_write_to_the_terminal() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("other.gguf");
-        let bytes = File::default()
-            .key("general.architecture", scalar("rwkv\u{1b}[31m"))
-            .bytes();
+        let bytes = File::default().key("general.architecture", scalar("rwkv\u{1b}[31m")).bytes();
         std::fs::write(&path, bytes).unwrap();
         let inspection = inspect(&path, 1).unwrap();
         let refusal = inspection.refusal.as_deref().unwrap();
-        assert!(
-            refusal.contains("architecture `rwkv\u{fffd}[31m` is not supported"),
-            "{refusal}"
-        );
-        assert!(
-            inspection.config.is_none()
-                && inspection.tokenizer.is_none()
-                && !inspection.chat_template
-        );
+        assert!(refusal.contains("architecture `rwkv\u{fffd}[31m` is not supported"), "{refusal}");
+        assert!(inspection.config.is_none() && inspection.tokenizer.is_none() && !inspection.chat_template);
         assert!(!inspection.to_string().contains('\u{1b}'));
     }
 }

@@ -87,14 +87,7 @@ impl Model {
     /// # Errors
     /// [`LoadModelError`], naming what is wrong with the file.
     pub fn load(path: &Path, threads: usize) -> Result<Self, LoadModelError> {
-        Ok(Self::load_with(
-            path,
-            &LoadOptions {
-                threads,
-                weights_cache: None,
-            },
-        )?
-        .model)
+        Ok(Self::load_with(path, &LoadOptions { threads, weights_cache: None })?.model)
     }
 
     /// As [`Model::load`], with the repacked weights from a cache when it has them.
@@ -104,10 +97,7 @@ impl Model {
     pub fn load_with(path: &Path, options: &LoadOptions) -> Result<Loaded, LoadModelError> {
         let checkpoint = Checkpoint::open(path)?;
         let folder = options.weights_cache.as_deref();
-        let lookup = folder.map(|folder| CacheLookup {
-            folder,
-            hint: checkpoint.hint(),
-        });
+        let lookup = folder.map(|folder| CacheLookup { folder, hint: checkpoint.hint() });
         let (digest, parts) = thread::scope(|scope| {
             let digest = scope.spawn(|| checkpoint.digest());
             let parts = Parts::load_cached(&checkpoint, options.threads, lookup.as_ref());
@@ -126,23 +116,10 @@ impl Model {
             (Some(_), Origin::Cache(_)) => CacheUse::Restored,
             (Some(CacheLookup { folder, hint }), Origin::Repacked(other)) => {
                 let reason = reason.or(other.take());
-                CacheUse::Unsaved(UnsavedWeights::new(
-                    folder,
-                    digest,
-                    *hint,
-                    &parts.weights.packed,
-                    reason,
-                ))
+                CacheUse::Unsaved(UnsavedWeights::new(folder, digest, *hint, &parts.weights.packed, reason))
             }
         };
-        Ok(Loaded {
-            model: Self {
-                name: model_name(&checkpoint, path),
-                digest,
-                parts,
-            },
-            cache,
-        })
+        Ok(Loaded { model: Self { name: model_name(&checkpoint, path), digest, parts }, cache })
     }
 
     /// The model's dimensions.
@@ -227,57 +204,33 @@ impl Parts {
         let chat_template = checkpoint.chat_template()?;
         let (tokenizer, weights) = thread::scope(|scope| {
             let tokenizer = scope.spawn(|| checkpoint.tokenizer());
-            let packer = Packer {
-                threads,
-                release: &|part| checkpoint.release(part),
-                cache,
-            };
+            let packer = Packer { threads, release: &|part| checkpoint.release(part), cache };
             let weights = Weights::load_with(checkpoint, &config, &packer);
             (join(tokenizer), weights)
         });
-        Ok(Self {
-            config,
-            tokenizer: tokenizer?,
-            chat_template,
-            weights: weights?,
-        })
+        Ok(Self { config, tokenizer: tokenizer?, chat_template, weights: weights? })
     }
 }
 
 /// A panic in the thread is a bug of ours and goes on in the caller.
 fn join<T>(handle: thread::ScopedJoinHandle<'_, T>) -> T {
-    handle
-        .join()
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Longest name, bytes.
 const NAME_BYTES_MAX: usize = 128;
 
 pub(crate) fn model_name(checkpoint: &Checkpoint, path: &Path) -> String {
-    let stem = if path.is_dir() {
-        path.file_name()
-    } else {
-        path.file_stem()
-    };
-    let stem = stem
-        .map(|stem| stem.to_string_lossy().into_owned())
-        .unwrap_or_default();
+    let stem = if path.is_dir() { path.file_name() } else { path.file_stem() };
+    let stem = stem.map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     let given = checkpoint.own_name().unwrap_or_default();
-    [given, stem.as_str()]
-        .into_iter()
-        .map(fit_name)
-        .find(|name| !name.is_empty())
-        .unwrap_or_else(|| "model".to_owned())
+    [given, stem.as_str()].into_iter().map(fit_name).find(|name| !name.is_empty()).unwrap_or_else(|| "model".to_owned())
 }
 
 /// `Smollm2 135M (8k)` becomes `Smollm2-135M-8k`.
 fn fit_name(text: &str) -> String {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || "-_.:/".contains(c)));
-    let mut name = words
-        .filter(|word| !word.is_empty())
-        .collect::<Vec<_>>()
-        .join("-");
+    let mut name = words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-");
     name.truncate(NAME_BYTES_MAX);
     name
 }
@@ -290,10 +243,7 @@ mod tests {
 
     #[test]
     fn names_hold_only_what_a_model_name_may_hold() {
-        assert_eq!(
-            fit_name("Smollm2 135M (8k) \u{1f600} v1.0"),
-            "Smollm2-135M-8k-v1.0"
-        );
+        assert_eq!(fit_name("Smollm2 135M (8k) \u{1f600} v1.0"), "Smollm2-135M-8k-v1.0");
         assert_eq!(fit_name("a\r\nb\u{0}c\"d"), "a-b-c-d");
         assert_eq!(fit_name(" \u{e9} "), "");
         assert_eq!(fit_name(&"x".repeat(1_000)).len(), NAME_BYTES_MAX);
@@ -306,22 +256,10 @@ mod tests {
         let error = |path: &Path| Model::load(path, 1).unwrap_err().to_string();
         assert!(error(&path).contains("No such file"), "{}", error(&path));
         std::fs::write(&path, b"PK\x03\x04 not a model").unwrap();
-        assert!(
-            error(&path).contains("does not begin with `GGUF`"),
-            "{}",
-            error(&path)
-        );
+        assert!(error(&path).contains("does not begin with `GGUF`"), "{}", error(&path));
         std::fs::write(&path, b"GG").unwrap();
-        assert!(
-            error(&path).contains("does not begin with `GGUF`"),
-            "{}",
-            error(&path)
-        );
-        assert!(
-            error(folder.path()).contains("the folder has no `config.json`"),
-            "{}",
-            error(folder.path())
-        );
+        assert!(error(&path).contains("does not begin with `GGUF`"), "{}", error(&path));
+        assert!(error(folder.path()).contains("the folder has no `config.json`"), "{}", error(folder.path()));
     }
 
     #[test]
@@ -329,11 +267,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cut.gguf");
         let whole = Gguf::open(&test_model::path()).unwrap();
-        for (bytes, wanted) in [
-            (3_000_000, "after the end of the file"),
-            (1_000_000, "cut short"),
-            (100, "cut short"),
-        ] {
+        for (bytes, wanted) in [(3_000_000, "after the end of the file"), (1_000_000, "cut short"), (100, "cut short")]
+        {
             std::fs::write(&path, &whole.file_bytes()[..bytes]).unwrap();
             let error = Model::load(&path, 1).unwrap_err().to_string();
             assert!(error.contains(wanted), "{error}");

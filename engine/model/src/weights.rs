@@ -107,15 +107,7 @@ pub(crate) struct Weights {
 }
 
 /// Matrices of a decoder block, in the order in which a forward pass reads them.
-const LAYER_MATRICES: [&str; 7] = [
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_output",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_down",
-];
+const LAYER_MATRICES: [&str; 7] = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
 const ATTENTION_NORM: &str = "attn_norm";
 const HEAD_NORMS: [&str; 2] = ["attn_q_norm", "attn_k_norm"];
 const ATTENTION_POST_NORM: &str = "post_attention_norm";
@@ -134,22 +126,9 @@ impl Weights {
     /// # Errors
     /// [`LoadWeightsError`], naming the tensor.
     #[cfg(test)]
-    pub(crate) fn load(
-        gguf: &Gguf,
-        config: &ModelConfig,
-        threads: usize,
-    ) -> Result<Self, LoadWeightsError> {
-        let packer = Packer {
-            threads,
-            release: &|_| (),
-            cache: None,
-        };
-        Self::load_named(
-            gguf.tensor_names(),
-            |name| gguf.tensor(name),
-            config,
-            &packer,
-        )
+    pub(crate) fn load(gguf: &Gguf, config: &ModelConfig, threads: usize) -> Result<Self, LoadWeightsError> {
+        let packer = Packer { threads, release: &|_| (), cache: None };
+        Self::load_named(gguf.tensor_names(), |name| gguf.tensor(name), config, &packer)
     }
 
     /// Reads, checks and packs all tensors.
@@ -161,12 +140,7 @@ impl Weights {
         config: &ModelConfig,
         packer: &Packer<'_>,
     ) -> Result<Self, LoadWeightsError> {
-        Self::load_named(
-            checkpoint.tensor_names(),
-            |name| checkpoint.tensor(name),
-            config,
-            packer,
-        )
+        Self::load_named(checkpoint.tensor_names(), |name| checkpoint.tensor(name), config, packer)
     }
 
     fn load_named<'a>(
@@ -177,9 +151,7 @@ impl Weights {
     ) -> Result<Self, LoadWeightsError> {
         for name in names {
             if !is_known(name, config) {
-                return Err(LoadWeightsError::Unknown {
-                    tensor: name.to_owned(),
-                });
+                return Err(LoadWeightsError::Unknown { tensor: name.to_owned() });
             }
         }
         Self::from_tensors_with(config, packer, tensor)
@@ -192,15 +164,7 @@ impl Weights {
         threads: usize,
         tensor: impl Fn(&str) -> Option<TensorView<'a>>,
     ) -> Result<Self, LoadWeightsError> {
-        Self::from_tensors_with(
-            config,
-            &Packer {
-                threads,
-                release: &|_| (),
-                cache: None,
-            },
-            tensor,
-        )
+        Self::from_tensors_with(config, &Packer { threads, release: &|_| (), cache: None }, tensor)
     }
 
     /// As [`Weights::load_with`], from wherever the tensors are. They are asked for by their names in GGUF files.
@@ -212,25 +176,12 @@ impl Weights {
         check_dimension("the head dimension", config.head_dim, 16, HEAD_DIM_MAX)?;
         check_dimension("the width", config.width, 32, usize::MAX)?;
         check_dimension("the feed-forward width", config.ff_width, 32, usize::MAX)?;
-        check_dimension(
-            "the width of all heads",
-            config.heads * config.head_dim,
-            32,
-            usize::MAX,
-        )?;
+        check_dimension("the width of all heads", config.heads * config.head_dim, 32, usize::MAX)?;
 
         let (digest, matrices) = (RefCell::default(), RefCell::default());
-        let tensors = Tensors {
-            tensor,
-            norm_offset: config.norm_offset,
-            digest,
-            matrices,
-        };
+        let tensors = Tensors { tensor, norm_offset: config.norm_offset, digest, matrices };
         let (width, ff_width) = (config.width, config.ff_width);
-        let (query_width, kv_width) = (
-            config.heads * config.head_dim,
-            config.kv_heads * config.head_dim,
-        );
+        let (query_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let shapes = [
             [width, query_width],
             [width, kv_width],
@@ -273,11 +224,7 @@ impl Weights {
             None => matrix,
         });
         // Comes out as it went in: one matrix for each source.
-        let mut next = || {
-            matrices.next().ok_or(LoadWeightsError::Missing {
-                tensor: EMBEDDING.to_owned(),
-            })
-        };
+        let mut next = || matrices.next().ok_or(LoadWeightsError::Missing { tensor: EMBEDDING.to_owned() });
         let mut layers = Vec::with_capacity(config.layers);
         for norms in norms {
             layers.push(LayerWeights {
@@ -296,40 +243,17 @@ impl Weights {
             });
         }
         let embedding = next()?;
-        let head = if config.is_tied {
-            embedding.clone()
-        } else {
-            next()?
-        };
-        Ok(Self {
-            layers,
-            output_norm,
-            head,
-            embedding,
-            rope_factors,
-            packed,
-            digest,
-        })
+        let head = if config.is_tied { embedding.clone() } else { next()? };
+        Ok(Self { layers, output_norm, head, embedding, rope_factors, packed, digest })
     }
 
     /// All matrices, in the order in which a forward pass reads them. A tied head is there once more, as the head.
     pub(crate) fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         let layers = self.layers.iter().flat_map(|layer| {
-            let LayerWeights {
-                query,
-                key,
-                value,
-                attention_output,
-                ff_gate,
-                ff_up,
-                ff_down,
-                ..
-            } = layer;
+            let LayerWeights { query, key, value, attention_output, ff_gate, ff_up, ff_down, .. } = layer;
             [query, key, value, attention_output, ff_gate, ff_up, ff_down]
         });
-        std::iter::once(&self.embedding)
-            .chain(layers)
-            .chain(std::iter::once(&self.head))
+        std::iter::once(&self.embedding).chain(layers).chain(std::iter::once(&self.head))
     }
 
     /// The family of kernels that this machine computes with.
@@ -347,12 +271,7 @@ fn check_dimension(
     if value.is_multiple_of(multiple_of) && value <= value_max {
         return Ok(());
     }
-    Err(LoadWeightsError::Dimension {
-        dimension,
-        value,
-        multiple_of,
-        value_max,
-    })
+    Err(LoadWeightsError::Dimension { dimension, value, multiple_of, value_max })
 }
 
 /// The tensors that a model of this configuration has; any other one would be ignored, and the results be wrong.
@@ -363,16 +282,10 @@ fn is_known(name: &str, config: &ModelConfig) -> bool {
     if name == HEAD {
         return !config.is_tied;
     }
-    let Some((layer, part)) = name
-        .strip_prefix("blk.")
-        .and_then(|rest| rest.split_once('.'))
-    else {
+    let Some((layer, part)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
         return false;
     };
-    if !layer
-        .parse::<usize>()
-        .is_ok_and(|layer| layer < config.layers)
-    {
+    if !layer.parse::<usize>().is_ok_and(|layer| layer < config.layers) {
         return false;
     }
     match part.rsplit_once('.') {
@@ -406,29 +319,18 @@ struct LayerNorms {
 }
 
 impl LayerNorms {
-    fn load<'a, F>(
-        tensors: &Tensors<F>,
-        config: &ModelConfig,
-        layer: usize,
-    ) -> Result<Self, LoadWeightsError>
+    fn load<'a, F>(tensors: &Tensors<F>, config: &ModelConfig, layer: usize) -> Result<Self, LoadWeightsError>
     where
         F: Fn(&str) -> Option<TensorView<'a>>,
     {
         let norm = |name: &str, length| tensors.norm(&format!("blk.{layer}.{name}.weight"), length);
         let post_norm = |name| {
-            if config.has_post_norms {
-                norm(name, config.width).map(Some)
-            } else {
-                Ok(None)
-            }
+            if config.has_post_norms { norm(name, config.width).map(Some) } else { Ok(None) }
         };
         Ok(Self {
             attention: norm(ATTENTION_NORM, config.width)?,
             heads: match config.has_query_key_norms {
-                true => Some([
-                    norm(HEAD_NORMS[0], config.head_dim)?,
-                    norm(HEAD_NORMS[1], config.head_dim)?,
-                ]),
+                true => Some([norm(HEAD_NORMS[0], config.head_dim)?, norm(HEAD_NORMS[1], config.head_dim)?]),
                 false => None,
             },
             attention_post: post_norm(ATTENTION_POST_NORM)?,
@@ -454,16 +356,10 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
     }
 
     fn of_shape(&self, name: &str, wanted: &[usize]) -> Result<TensorView<'a>, LoadWeightsError> {
-        let tensor = (self.tensor)(name).ok_or_else(|| LoadWeightsError::Missing {
-            tensor: name.to_owned(),
-        })?;
+        let tensor = (self.tensor)(name).ok_or_else(|| LoadWeightsError::Missing { tensor: name.to_owned() })?;
         if tensor.shape != wanted {
             let (shape, wanted) = (tensor.shape.to_vec(), wanted.to_vec());
-            return Err(LoadWeightsError::Shape {
-                tensor: name.to_owned(),
-                shape,
-                wanted,
-            });
+            return Err(LoadWeightsError::Shape { tensor: name.to_owned(), shape, wanted });
         }
         Ok(tensor)
     }
@@ -473,30 +369,15 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
         let tensor = self.of_shape(name, &[length])?;
         let halves = || tensor.bytes.as_chunks::<2>().0.iter();
         let floats: Vec<f32> = match tensor.kind.name() {
-            "F32" => tensor
-                .bytes
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .map(|bytes| f32::from_le_bytes(*bytes))
-                .collect(),
-            "F16" => halves()
-                .map(|bytes| f16::from_le_bytes(*bytes).to_f32())
-                .collect(),
-            "BF16" => halves()
-                .map(|bytes| bf16::from_le_bytes(*bytes).to_f32())
-                .collect(),
+            "F32" => tensor.bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+            "F16" => halves().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect(),
+            "BF16" => halves().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
             _ => {
-                return Err(LoadWeightsError::Kind {
-                    tensor: name.to_owned(),
-                    kind: tensor.kind,
-                });
+                return Err(LoadWeightsError::Kind { tensor: name.to_owned(), kind: tensor.kind });
             }
         };
         if !floats.iter().all(|value| value.is_finite()) {
-            return Err(LoadWeightsError::NotFinite {
-                tensor: name.to_owned(),
-            });
+            return Err(LoadWeightsError::NotFinite { tensor: name.to_owned() });
         }
         let mut digest = self.digest.borrow_mut();
         digest.update(format!("{name} {length}\n").as_bytes());
@@ -508,9 +389,7 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
 
     fn norm(&self, name: &str, length: usize) -> Result<Vec<f32>, LoadWeightsError> {
         let mut weight = self.floats(name, length)?;
-        weight
-            .iter_mut()
-            .for_each(|weight| *weight += self.norm_offset);
+        weight.iter_mut().for_each(|weight| *weight += self.norm_offset);
         Ok(weight)
     }
 
@@ -520,9 +399,7 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
             return LoadWeightsError::Pack(error);
         };
         match self.matrices.borrow().get(matrix) {
-            Some(tensor) => LoadWeightsError::NotFinite {
-                tensor: tensor.clone(),
-            },
+            Some(tensor) => LoadWeightsError::NotFinite { tensor: tensor.clone() },
             None => LoadWeightsError::Pack(error),
         }
     }
@@ -535,11 +412,7 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
         digest.finalize().into()
     }
 
-    fn matrix(
-        &self,
-        name: &str,
-        [width, rows]: [usize; 2],
-    ) -> Result<MatrixSource<'a>, LoadWeightsError> {
+    fn matrix(&self, name: &str, [width, rows]: [usize; 2]) -> Result<MatrixSource<'a>, LoadWeightsError> {
         let tensor = self.of_shape(name, &[width, rows])?;
         // By number: the types that the kernels can repack are theirs to list.
         let kind = match tensor.kind.number() {
@@ -555,18 +428,10 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
             14 => MatrixKind::Q6_K,
             30 => MatrixKind::BF16,
             _ => {
-                return Err(LoadWeightsError::Kind {
-                    tensor: name.to_owned(),
-                    kind: tensor.kind,
-                });
+                return Err(LoadWeightsError::Kind { tensor: name.to_owned(), kind: tensor.kind });
             }
         };
         self.matrices.borrow_mut().push(name.to_owned());
-        Ok(MatrixSource {
-            kind,
-            rows,
-            width,
-            bytes: tensor.bytes,
-        })
+        Ok(MatrixSource { kind, rows, width, bytes: tensor.bytes })
     }
 }

@@ -50,9 +50,7 @@ pub enum OpenFolderError {
     #[error("the folder has no `{0}`")]
     Missing(&'static str),
     /// Neither `model.safetensors` nor an index of several files.
-    #[error(
-        "the folder has no `{ONE_FILE}` and no `{INDEX}`: other formats of weights are not supported"
-    )]
+    #[error("the folder has no `{ONE_FILE}` and no `{INDEX}`: other formats of weights are not supported")]
     NoWeights,
     /// A file is larger than any real one.
     #[error("`{file}` has more than the {bytes_max} bytes accepted")]
@@ -131,14 +129,8 @@ impl HuggingFace {
             false => Some(json(&files, INDEX)?.ok_or(OpenFolderError::NoWeights)?),
         };
         let name = cached_name(folder);
-        let mut folder = Self {
-            name,
-            config,
-            files,
-            shards: BTreeMap::new(),
-            tensors: HashMap::new(),
-        }
-        .map(folder, index)?;
+        let mut folder =
+            Self { name, config, files, shards: BTreeMap::new(), tensors: HashMap::new() }.map(folder, index)?;
         if folder.config["tie_word_embeddings"] == true {
             // Some files have the matrix of the embeddings twice.
             folder.tensors.remove("output.weight");
@@ -154,37 +146,21 @@ impl HuggingFace {
         if names.len() > SHARDS_MAX {
             return Err(OpenFolderError::ShardCount(names.len()));
         }
-        let renames_post_norm = self.config["model_type"]
-            .as_str()
-            .is_some_and(|kind| kind.starts_with("gemma"));
+        let renames_post_norm = self.config["model_type"].as_str().is_some_and(|kind| kind.starts_with("gemma"));
         let mut found = 0;
-        let is_plain = |name: &str| {
-            name.bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
-        };
-        let is_shard =
-            |name: &str| is_plain(name) && !name.starts_with('.') && name.ends_with(".safetensors");
+        let is_plain = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+        let is_shard = |name: &str| is_plain(name) && !name.starts_with('.') && name.ends_with(".safetensors");
         if let Some(name) = names.iter().find(|name| !is_shard(name)) {
             return Err(OpenFolderError::ShardName((*name).to_owned()));
         }
         for name in names {
-            let file =
-                MappedFile::open(&folder.join(name)).map_err(|source| OpenFolderError::Io {
-                    file: name.to_owned(),
-                    source,
-                })?;
-            let places =
-                safetensors::read(file.bytes()).map_err(|source| OpenFolderError::Safetensors {
-                    file: name.to_owned(),
-                    source,
-                })?;
+            let file = MappedFile::open(&folder.join(name))
+                .map_err(|source| OpenFolderError::Io { file: name.to_owned(), source })?;
+            let places = safetensors::read(file.bytes())
+                .map_err(|source| OpenFolderError::Safetensors { file: name.to_owned(), source })?;
             for (tensor, place) in places {
-                let is_expected = index.as_ref().is_none_or(|index| {
-                    index
-                        .weight_map
-                        .get(&tensor)
-                        .is_some_and(|shard| shard == name)
-                });
+                let is_expected =
+                    index.as_ref().is_none_or(|index| index.weight_map.get(&tensor).is_some_and(|shard| shard == name));
                 if !is_expected {
                     return Err(OpenFolderError::Index { tensor });
                 }
@@ -194,11 +170,7 @@ impl HuggingFace {
                     continue;
                 }
                 let ours = gguf_name(&tensor, renames_post_norm).unwrap_or_else(|| tensor.clone());
-                if self
-                    .tensors
-                    .insert(ours, (name.to_owned(), place))
-                    .is_some()
-                {
+                if self.tensors.insert(ours, (name.to_owned(), place)).is_some() {
                     return Err(OpenFolderError::Index { tensor });
                 }
             }
@@ -209,13 +181,10 @@ impl HuggingFace {
         {
             let is_missing = |(tensor, _): &(String, String)| {
                 let ours = gguf_name(tensor, renames_post_norm);
-                !self.tensors.contains_key(ours.as_ref().unwrap_or(tensor))
-                    && !tensor.ends_with(".inv_freq")
+                !self.tensors.contains_key(ours.as_ref().unwrap_or(tensor)) && !tensor.ends_with(".inv_freq")
             };
             let missing = weight_map.into_iter().find(is_missing);
-            return Err(OpenFolderError::Index {
-                tensor: missing.map_or_else(String::new, |(tensor, _)| tensor),
-            });
+            return Err(OpenFolderError::Index { tensor: missing.map_or_else(String::new, |(tensor, _)| tensor) });
         }
         Ok(self)
     }
@@ -237,10 +206,7 @@ impl HuggingFace {
         let generation: Value = self.optional_json(GENERATION)?;
         let text = |key: &str| {
             let token = &beside[key];
-            token
-                .as_str()
-                .or_else(|| token["content"].as_str())
-                .map(str::to_owned)
+            token.as_str().or_else(|| token["content"].as_str()).map(str::to_owned)
         };
         let numbers = |value: &Value| -> Vec<u64> {
             value.as_array().map_or_else(
@@ -256,41 +222,32 @@ impl HuggingFace {
             adds_bos: beside["add_bos_token"].as_bool(),
             ends: ends.into_iter().flat_map(numbers).collect(),
         };
-        Tokenizer::from_json(
-            self.files.get(TOKENIZER).map_or(&[], Vec::as_slice),
-            &settings,
-        )
+        Tokenizer::from_json(self.files.get(TOKENIZER).map_or(&[], Vec::as_slice), &settings)
     }
 
     fn optional_json(&self, name: &'static str) -> Result<Value, LoadTokenizerError> {
         match self.files.get(name) {
             None => Ok(Value::Null),
-            Some(bytes) => Ok(serde_json::from_slice(bytes)
-                .map_err(|source| LoadTokenizerError::Beside { file: name, source })?),
+            Some(bytes) => {
+                Ok(serde_json::from_slice(bytes).map_err(|source| LoadTokenizerError::Beside { file: name, source })?)
+            }
         }
     }
 
     /// The template of its own file, or that of `tokenizer_config.json`: one, or the one called `default`.
     pub(super) fn chat_template(&self) -> Result<Option<String>, ConfigError> {
-        let not_text = |key: &str| ConfigError::KeyKind {
-            key: key.to_owned(),
-            wanted: "text",
-        };
+        let not_text = |key: &str| ConfigError::KeyKind { key: key.to_owned(), wanted: "text" };
         if let Some(bytes) = self.files.get(TEMPLATE) {
             let text = std::str::from_utf8(bytes).map_err(|_| not_text(TEMPLATE))?;
             return Ok(Some(text.to_owned()));
         }
-        let beside = self
-            .optional_json(TOKENIZER_CONFIG)
-            .map_err(|_| not_text(TOKENIZER_CONFIG))?;
+        let beside = self.optional_json(TOKENIZER_CONFIG).map_err(|_| not_text(TOKENIZER_CONFIG))?;
         match &beside["chat_template"] {
             Value::Null => Ok(None),
             Value::String(text) => Ok(Some(text.clone())),
             Value::Array(list) => {
                 let default = list.iter().find(|template| template["name"] == "default");
-                Ok(default
-                    .and_then(|template| template["template"].as_str())
-                    .map(str::to_owned))
+                Ok(default.and_then(|template| template["template"].as_str()).map(str::to_owned))
             }
             _ => Err(not_text("chat_template")),
         }
@@ -299,11 +256,7 @@ impl HuggingFace {
     pub(super) fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         let (shard, Place { shape, kind, bytes }) = self.tensors.get(name)?;
         let bytes = self.shards.get(shard)?.bytes().get(bytes.clone())?;
-        Some(TensorView {
-            shape,
-            kind: *kind,
-            bytes,
-        })
+        Some(TensorView { shape, kind: *kind, bytes })
     }
 
     pub(super) fn tensor_names(&self) -> impl Iterator<Item = &str> {
@@ -316,35 +269,19 @@ impl HuggingFace {
     }
 
     pub(super) fn contents(&self) -> BTreeMap<&str, &[u8]> {
-        let small = self
-            .files
-            .iter()
-            .map(|(&name, bytes)| (name, bytes.as_slice()));
-        small
-            .chain(
-                self.shards
-                    .iter()
-                    .map(|(name, file)| (name.as_str(), file.bytes())),
-            )
-            .collect()
+        let small = self.files.iter().map(|(&name, bytes)| (name, bytes.as_slice()));
+        small.chain(self.shards.iter().map(|(name, file)| (name.as_str(), file.bytes()))).collect()
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.contents()
-            .values()
-            .map(|bytes| bytes.len() as u64)
-            .sum()
+        self.contents().values().map(|bytes| bytes.len() as u64).sum()
     }
 
     pub(super) fn digest(&self) -> [u8; 32] {
         let mut lines = String::new();
         for (name, bytes) in self.contents() {
             // INVARIANT: writing to a string does not fail.
-            let _ = writeln!(
-                lines,
-                "{}  {name}",
-                hex::encode(super::sha256(bytes, |part| self.release(part)))
-            );
+            let _ = writeln!(lines, "{}  {name}", hex::encode(super::sha256(bytes, |part| self.release(part))));
         }
         Sha256::digest(lines).into()
     }
@@ -352,14 +289,8 @@ impl HuggingFace {
 
 /// The repository's name of `models--OWNER--NAME/snapshots/COMMIT`.
 fn cached_name(folder: &Path) -> Option<String> {
-    let snapshots = folder
-        .parent()
-        .filter(|parent| parent.ends_with("snapshots"))?;
-    let repository = snapshots
-        .parent()?
-        .file_name()?
-        .to_str()?
-        .strip_prefix("models--")?;
+    let snapshots = folder.parent().filter(|parent| parent.ends_with("snapshots"))?;
+    let repository = snapshots.parent()?.file_name()?.to_str()?.strip_prefix("models--")?;
     Some(repository.rsplit("--").next()?.to_owned())
 }
 
@@ -368,41 +299,23 @@ fn json<T: serde::de::DeserializeOwned>(
     file: &'static str,
 ) -> Result<Option<T>, OpenFolderError> {
     let parse = |bytes: &Vec<u8>| serde_json::from_slice(bytes);
-    files
-        .get(file)
-        .map(parse)
-        .transpose()
-        .map_err(|source| OpenFolderError::Json { file, source })
+    files.get(file).map(parse).transpose().map_err(|source| OpenFolderError::Json { file, source })
 }
 
-fn read_small(
-    folder: &Path,
-    file: &'static str,
-    bytes_max: u64,
-) -> Result<Option<Vec<u8>>, OpenFolderError> {
+fn read_small(folder: &Path, file: &'static str, bytes_max: u64) -> Result<Option<Vec<u8>>, OpenFolderError> {
     let path = folder.join(file);
-    let failed = |source| OpenFolderError::Io {
-        file: file.to_owned(),
-        source,
-    };
+    let failed = |source| OpenFolderError::Io { file: file.to_owned(), source };
     // Asked before opening: opening a named pipe for reading would wait for its writer.
     match std::fs::metadata(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(error)),
         Ok(metadata) if !metadata.is_file() => {
-            return Err(failed(std::io::Error::new(
-                std::io::ErrorKind::InvalidInput,
-                "not a regular file",
-            )));
+            return Err(failed(std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file")));
         }
         Ok(_) => {}
     }
     let mut bytes = Vec::new();
-    File::open(path)
-        .map_err(failed)?
-        .take(bytes_max + 1)
-        .read_to_end(&mut bytes)
-        .map_err(failed)?;
+    File::open(path).map_err(failed)?.take(bytes_max + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > bytes_max {
         return Err(OpenFolderError::TooLarge { file, bytes_max });
     }

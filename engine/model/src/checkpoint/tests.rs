@@ -26,13 +26,10 @@ impl Folder {
             }),
         );
         folder.json("generation_config.json", &json!({"eos_token_id": 0}));
-        fs::copy(
-            format!("{GOLDEN}bytes.json"),
-            folder.0.path().join("tokenizer.json"),
-        )
-        .unwrap();
+        fs::copy(format!("{GOLDEN}bytes.json"), folder.0.path().join("tokenizer.json")).unwrap();
         let template = "{{ bos_token }}{% for m in messages %}{{ m.content }}<|end|>{% endfor %}";
-        let settings = json!({"bos_token": {"content": "<|begin|>"}, "eos_token": "<|end|>", "chat_template": template});
+        let settings =
+            json!({"bos_token": {"content": "<|begin|>"}, "eos_token": "<|end|>", "chat_template": template});
         folder.json("tokenizer_config.json", &settings);
         folder.write("model.safetensors", &weights(&TENSORS));
         folder
@@ -81,10 +78,7 @@ fn weights(tensors: &[(&str, &[usize])]) -> Vec<u8> {
     for (name, shape) in tensors {
         let begin = end;
         end += 2 * shape.iter().product::<usize>();
-        header.insert(
-            (*name).to_owned(),
-            json!({"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}),
-        );
+        header.insert((*name).to_owned(), json!({"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}));
     }
     safetensors_file(&Json::Object(header).to_string(), &vec![0; end])
 }
@@ -93,10 +87,7 @@ fn weights(tensors: &[(&str, &[usize])]) -> Vec<u8> {
 fn a_folder_gives_what_a_gguf_file_gives() {
     let checkpoint = Folder::new().open().unwrap();
     let config = checkpoint.config().unwrap();
-    assert_eq!(
-        (config.layers, config.vocab, config.is_tied),
-        (1, ROWS, true)
-    );
+    assert_eq!((config.layers, config.vocab, config.is_tied), (1, ROWS, true));
     assert_eq!(checkpoint.architecture(), Some("llama"));
     let mut names: Vec<&str> = checkpoint.tensor_names().collect();
     names.sort_unstable();
@@ -118,30 +109,15 @@ fn a_folder_gives_what_a_gguf_file_gives() {
         "a tied head is not there twice"
     );
     let down = checkpoint.tensor("blk.0.ffn_down.weight").unwrap();
-    assert_eq!(
-        (down.shape, down.kind.name(), down.bytes.len()),
-        ([96, 64].as_slice(), "BF16", 96 * 64 * 2)
-    );
+    assert_eq!((down.shape, down.kind.name(), down.bytes.len()), ([96, 64].as_slice(), "BF16", 96 * 64 * 2));
     let tokenizer = checkpoint.tokenizer().unwrap();
-    assert_eq!(
-        (tokenizer.vocab(), tokenizer.bos(), tokenizer.eos()),
-        (ROWS, Some(0), Some(1))
-    );
+    assert_eq!((tokenizer.vocab(), tokenizer.bos(), tokenizer.eos()), (ROWS, Some(0), Some(1)));
     assert!([0, 1, 420].into_iter().all(|token| tokenizer.is_end(token)) && !tokenizer.is_end(2));
     let template = checkpoint.chat_template().unwrap().unwrap();
-    let message = crate::ChatMessage {
-        role: "user".to_owned(),
-        content: "<|end|>".to_owned(),
-    };
+    let message = crate::ChatMessage { role: "user".to_owned(), content: "<|end|>".to_owned() };
     let tokens = template.tokens(&tokenizer, &[message]).unwrap();
     assert!(tokens.starts_with(&[0]) && tokens.ends_with(&[1]));
-    assert_eq!(
-        tokens
-            .iter()
-            .filter(|&&token| tokenizer.is_control(token))
-            .count(),
-        2
-    );
+    assert_eq!(tokens.iter().filter(|&&token| tokenizer.is_control(token)).count(), 2);
 }
 
 #[test]
@@ -152,27 +128,15 @@ fn a_folder_in_the_cache_of_a_hub_has_the_name_of_its_repository() {
     let snapshots = place.path().join("models--acme--tiny-chat/snapshots");
     fs::create_dir_all(&snapshots).unwrap();
     std::os::unix::fs::symlink(folder.0.path(), snapshots.join("0123")).unwrap();
-    assert_eq!(
-        Checkpoint::open(&snapshots.join("0123"))
-            .unwrap()
-            .own_name(),
-        Some("tiny-chat")
-    );
+    assert_eq!(Checkpoint::open(&snapshots.join("0123")).unwrap().own_name(), Some("tiny-chat"));
 }
 
 #[test]
 fn a_gguf_file_is_a_checkpoint_too() {
     let checkpoint = Checkpoint::open(&test_model::path()).unwrap();
     assert_eq!(checkpoint.architecture(), Some("llama"));
-    assert_eq!(
-        hex::encode(checkpoint.digest()),
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-    );
-    assert!(
-        checkpoint.gguf().is_some()
-            && checkpoint.has_chat_template()
-            && checkpoint.bytes() == 98_362_432
-    );
+    assert_eq!(hex::encode(checkpoint.digest()), "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53");
+    assert!(checkpoint.gguf().is_some() && checkpoint.has_chat_template() && checkpoint.bytes() == 98_362_432);
     assert_eq!(checkpoint.tensor_names().count(), 272);
 }
 
@@ -181,16 +145,9 @@ fn the_template_of_its_own_file_counts_and_of_several_the_default() {
     let folder = Folder::new();
     let render = || {
         let checkpoint = folder.open().unwrap();
-        let message = crate::ChatMessage {
-            role: "user".to_owned(),
-            content: "x".to_owned(),
-        };
+        let message = crate::ChatMessage { role: "user".to_owned(), content: "x".to_owned() };
         let template = checkpoint.chat_template().unwrap();
-        template.map(|template| {
-            template
-                .tokens(&checkpoint.tokenizer().unwrap(), &[message])
-                .unwrap()
-        })
+        template.map(|template| template.tokens(&checkpoint.tokenizer().unwrap(), &[message]).unwrap())
     };
     let list = json!([{"name": "other", "template": "<|end|>"}, {"name": "default", "template": "<|begin|>"}]);
     folder.json("tokenizer_config.json", &json!({"chat_template": list}));
@@ -201,23 +158,10 @@ fn the_template_of_its_own_file_counts_and_of_several_the_default() {
     folder.remove("tokenizer_config.json");
     assert_eq!(render(), None);
     folder.write("chat_template.jinja", b"{% for");
-    let error = folder
-        .open()
-        .unwrap()
-        .chat_template()
-        .unwrap_err()
-        .to_string();
+    let error = folder.open().unwrap().chat_template().unwrap_err().to_string();
     assert!(error.contains("the chat template has a mistake"), "{error}");
     folder.write("chat_template.jinja", b"\xff");
-    assert!(
-        folder
-            .open()
-            .unwrap()
-            .chat_template()
-            .unwrap_err()
-            .to_string()
-            .contains("is not text")
-    );
+    assert!(folder.open().unwrap().chat_template().unwrap_err().to_string().contains("is not text"));
 }
 
 #[test]
@@ -226,25 +170,15 @@ fn weights_may_be_divided_among_files() {
     let whole = folder.open().unwrap().digest();
     folder.remove("model.safetensors");
     let (first, second) = TENSORS.split_at(5);
-    let (one, two) = (
-        "model-00001-of-00002.safetensors",
-        "model-00002-of-00002.safetensors",
-    );
+    let (one, two) = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors");
     folder.write(one, &weights(first));
     folder.write(two, &weights(second));
     let map = |change: &dyn Fn(&mut serde_json::Map<String, Json>)| {
         let mut map = serde_json::Map::new();
-        first
-            .iter()
-            .for_each(|(name, _)| drop(map.insert((*name).to_owned(), one.into())));
-        second
-            .iter()
-            .for_each(|(name, _)| drop(map.insert((*name).to_owned(), two.into())));
+        first.iter().for_each(|(name, _)| drop(map.insert((*name).to_owned(), one.into())));
+        second.iter().for_each(|(name, _)| drop(map.insert((*name).to_owned(), two.into())));
         change(&mut map);
-        folder.json(
-            "model.safetensors.index.json",
-            &json!({"metadata": {}, "weight_map": map}),
-        );
+        folder.json("model.safetensors.index.json", &json!({"metadata": {}, "weight_map": map}));
     };
     map(&|_| ());
     let checkpoint = folder.open().unwrap();
@@ -253,82 +187,34 @@ fn weights_may_be_divided_among_files() {
     assert_ne!(checkpoint.digest(), whole);
 
     map(&|map| map["model.norm.weight"] = two.into());
-    assert!(
-        folder
-            .error()
-            .contains("tensor `model.norm.weight` is not where"),
-        "{}",
-        folder.error()
-    );
+    assert!(folder.error().contains("tensor `model.norm.weight` is not where"), "{}", folder.error());
     map(&|map| drop(map.remove("model.norm.weight")));
-    assert!(
-        folder
-            .error()
-            .contains("tensor `model.norm.weight` is not where"),
-        "{}",
-        folder.error()
-    );
+    assert!(folder.error().contains("tensor `model.norm.weight` is not where"), "{}", folder.error());
     map(&|map| drop(map.insert("model.layers.1.mlp.up_proj.weight".to_owned(), two.into())));
-    assert!(
-        folder
-            .error()
-            .contains("tensor `model.layers.1.mlp.up_proj.weight` is not where"),
-        "{}",
-        folder.error()
-    );
-    for name in [
-        "../model.safetensors",
-        "/etc/passwd",
-        "a/b.safetensors",
-        ".safetensors",
-        "x.bin",
-        "a\u{0}.safetensors",
-    ] {
+    assert!(folder.error().contains("tensor `model.layers.1.mlp.up_proj.weight` is not where"), "{}", folder.error());
+    for name in
+        ["../model.safetensors", "/etc/passwd", "a/b.safetensors", ".safetensors", "x.bin", "a\u{0}.safetensors"]
+    {
         map(&|map| map["model.norm.weight"] = name.into());
-        assert!(
-            folder
-                .error()
-                .contains("which is no name of a safetensors file"),
-            "{name:?}: {}",
-            folder.error()
-        );
+        assert!(folder.error().contains("which is no name of a safetensors file"), "{name:?}: {}", folder.error());
     }
     map(&|map| map["model.norm.weight"] = "model-0.safetensors".into());
-    assert!(
-        folder
-            .error()
-            .contains("`model-0.safetensors` cannot be read"),
-        "{}",
-        folder.error()
-    );
+    assert!(folder.error().contains("`model-0.safetensors` cannot be read"), "{}", folder.error());
     map(&|map| {
         for number in 0..1_025 {
             map.insert(format!("x{number}"), format!("{number}.safetensors").into());
         }
     });
-    assert!(
-        folder.error().contains("names 1027 files, at most 1024"),
-        "{}",
-        folder.error()
-    );
+    assert!(folder.error().contains("names 1027 files, at most 1024"), "{}", folder.error());
     folder.json("model.safetensors.index.json", &json!({"weight_map": 4}));
-    assert!(
-        folder
-            .error()
-            .contains("`model.safetensors.index.json` is not valid"),
-        "{}",
-        folder.error()
-    );
+    assert!(folder.error().contains("`model.safetensors.index.json` is not valid"), "{}", folder.error());
 }
 
 #[test]
 fn what_is_missing_damaged_or_too_large_is_named() {
     let folder = Folder::new();
     for (name, wanted) in [
-        (
-            "model.safetensors",
-            "the folder has no `model.safetensors` and no `model.safetensors.index.json`",
-        ),
+        ("model.safetensors", "the folder has no `model.safetensors` and no `model.safetensors.index.json`"),
         ("tokenizer.json", "the folder has no `tokenizer.json`"),
         ("config.json", "the folder has no `config.json`"),
     ] {
@@ -337,51 +223,23 @@ fn what_is_missing_damaged_or_too_large_is_named() {
     }
     let folder = Folder::new();
     folder.write("config.json", b"{");
-    assert!(
-        folder.error().contains("`config.json` is not valid"),
-        "{}",
-        folder.error()
-    );
+    assert!(folder.error().contains("`config.json` is not valid"), "{}", folder.error());
     folder.write("config.json", &vec![b' '; (1 << 20) + 1]);
-    assert!(
-        folder
-            .error()
-            .contains("`config.json` has more than the 1048576 bytes"),
-        "{}",
-        folder.error()
-    );
+    assert!(folder.error().contains("`config.json` has more than the 1048576 bytes"), "{}", folder.error());
     folder.remove("config.json");
     fs::create_dir(folder.0.path().join("config.json")).unwrap();
-    assert!(
-        folder
-            .error()
-            .contains("`config.json` cannot be read: not a regular file"),
-        "{}",
-        folder.error()
-    );
+    assert!(folder.error().contains("`config.json` cannot be read: not a regular file"), "{}", folder.error());
     let folder = Folder::new();
     folder.write("model.safetensors", &weights(&TENSORS)[..1_000]);
-    assert!(
-        folder
-            .error()
-            .contains("`model.safetensors`: it is cut short or damaged"),
-        "{}",
-        folder.error()
-    );
+    assert!(folder.error().contains("`model.safetensors`: it is cut short or damaged"), "{}", folder.error());
     let folder = Folder::new();
     folder.write("tokenizer_config.json", b"[");
     let error = folder.open().unwrap().tokenizer().unwrap_err().to_string();
-    assert!(
-        error.contains("`tokenizer_config.json` is not valid"),
-        "{error}"
-    );
+    assert!(error.contains("`tokenizer_config.json` is not valid"), "{error}");
     let folder = Folder::new();
     folder.json("generation_config.json", &json!({"eos_token_id": [ROWS]}));
     let error = folder.open().unwrap().tokenizer().unwrap_err().to_string();
-    assert!(
-        error.contains("token number 700 is taken, or is not one of the 700 rows"),
-        "{error}"
-    );
+    assert!(error.contains("token number 700 is taken, or is not one of the 700 rows"), "{error}");
 }
 
 #[test]
@@ -393,20 +251,13 @@ fn the_digest_is_that_of_the_list_of_all_files_that_are_used() {
     folder.json("generation_config.json", &json!({"eos_token_id": 1}));
     assert_ne!(folder.open().unwrap().digest(), before);
     let mut lines = String::new();
-    for name in [
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ] {
+    for name in
+        ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    {
         let bytes = fs::read(folder.0.path().join(name)).unwrap();
         lines += &format!("{}  {name}\n", hex::encode(Sha256::digest(bytes)));
     }
-    assert_eq!(
-        folder.open().unwrap().digest(),
-        <[u8; 32]>::from(Sha256::digest(lines))
-    );
+    assert_eq!(folder.open().unwrap().digest(), <[u8; 32]>::from(Sha256::digest(lines)));
 }
 
 #[test]
@@ -416,37 +267,14 @@ fn a_folder_is_loaded_and_inspected_as_a_file_is() {
     assert_eq!(model.digest(), folder.open().unwrap().digest());
     assert_eq!(model.config().vocab, model.tokenizer().vocab());
     let inspection = crate::inspect(folder.0.path(), 1).unwrap();
-    assert_eq!(
-        (inspection.refusal.as_deref(), inspection.gguf_version),
-        (None, None)
-    );
-    assert_eq!(
-        inspection
-            .tensors
-            .iter()
-            .map(|share| share.tensors)
-            .sum::<usize>(),
-        11
-    );
-    assert!(
-        inspection.to_string().contains("safetensors"),
-        "{inspection}"
-    );
+    assert_eq!((inspection.refusal.as_deref(), inspection.gguf_version), (None, None));
+    assert_eq!(inspection.tensors.iter().map(|share| share.tensors).sum::<usize>(), 11);
+    assert!(inspection.to_string().contains("safetensors"), "{inspection}");
     folder.write("model.safetensors", &weights(&TENSORS[..11]));
-    let error = crate::Model::load(folder.0.path(), 1)
-        .unwrap_err()
-        .to_string();
+    let error = crate::Model::load(folder.0.path(), 1).unwrap_err().to_string();
     assert_eq!(error, "tensor `blk.0.ffn_down.weight` is missing");
-    let extra: Vec<_> = TENSORS
-        .into_iter()
-        .chain([("model.layers.0.mlp.router.weight", [64].as_slice())])
-        .collect();
+    let extra: Vec<_> = TENSORS.into_iter().chain([("model.layers.0.mlp.router.weight", [64].as_slice())]).collect();
     folder.write("model.safetensors", &weights(&extra));
-    let error = crate::Model::load(folder.0.path(), 1)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("tensor `model.layers.0.mlp.router.weight` is not part of a model"),
-        "{error}"
-    );
+    let error = crate::Model::load(folder.0.path(), 1).unwrap_err().to_string();
+    assert!(error.contains("tensor `model.layers.0.mlp.router.weight` is not part of a model"), "{error}");
 }
