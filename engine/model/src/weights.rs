@@ -282,9 +282,7 @@ fn is_known(name: &str, config: &ModelConfig) -> bool {
     if name == HEAD {
         return !config.is_tied;
     }
-    let Some((layer, part)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
-        return false;
-    };
+    let Some((layer, part)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else { return false };
     if !layer.parse::<usize>().is_ok_and(|layer| layer < config.layers) {
         return false;
     }
@@ -324,9 +322,7 @@ impl LayerNorms {
         F: Fn(&str) -> Option<TensorView<'a>>,
     {
         let norm = |name: &str, length| tensors.norm(&format!("blk.{layer}.{name}.weight"), length);
-        let post_norm = |name| {
-            if config.has_post_norms { norm(name, config.width).map(Some) } else { Ok(None) }
-        };
+        let post_norm = |name| if config.has_post_norms { norm(name, config.width).map(Some) } else { Ok(None) };
         Ok(Self {
             attention: norm(ATTENTION_NORM, config.width)?,
             heads: match config.has_query_key_norms {
@@ -372,9 +368,7 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
             "F32" => tensor.bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
             "F16" => halves().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect(),
             "BF16" => halves().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
-            _ => {
-                return Err(LoadWeightsError::Kind { tensor: name.to_owned(), kind: tensor.kind });
-            }
+            _ => return Err(LoadWeightsError::Kind { tensor: name.to_owned(), kind: tensor.kind }),
         };
         if !floats.iter().all(|value| value.is_finite()) {
             return Err(LoadWeightsError::NotFinite { tensor: name.to_owned() });
@@ -395,9 +389,7 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
 
     /// The error with the tensor's name where it is about one.
     fn name(&self, error: PackError) -> LoadWeightsError {
-        let PackError::NotFinite { matrix } = error else {
-            return LoadWeightsError::Pack(error);
-        };
+        let PackError::NotFinite { matrix } = error else { return LoadWeightsError::Pack(error) };
         match self.matrices.borrow().get(matrix) {
             Some(tensor) => LoadWeightsError::NotFinite { tensor: tensor.clone() },
             None => LoadWeightsError::Pack(error),
@@ -427,9 +419,7 @@ impl<'a, F: Fn(&str) -> Option<TensorView<'a>>> Tensors<F> {
             13 => MatrixKind::Q5_K,
             14 => MatrixKind::Q6_K,
             30 => MatrixKind::BF16,
-            _ => {
-                return Err(LoadWeightsError::Kind { tensor: name.to_owned(), kind: tensor.kind });
-            }
+            _ => return Err(LoadWeightsError::Kind { tensor: name.to_owned(), kind: tensor.kind }),
         };
         self.matrices.borrow_mut().push(name.to_owned());
         Ok(MatrixSource { kind, rows, width, bytes: tensor.bytes })
