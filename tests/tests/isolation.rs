@@ -126,6 +126,11 @@ async fn a_corrupted_block_table_is_stopped_by_the_kernel() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_in_another_order_than_was_written_down_are_stopped_by_what_was_read() -> Result<()> {
+    nothing_leaves(Fault::SwappedPages { reader: acme()? }).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fault_in_the_middle_of_a_stream_cuts_it_there() -> Result<()> {
     let world = Arc::new(start().await?);
     let w = world.clone();

@@ -258,6 +258,7 @@ impl OpenEntry {
                 (IncidentClass::Generation, Some(*step), Some(*page), Some(held.0), None)
             }
             Violation::PageFault { page, .. } => (IncidentClass::Tag, None, Some(*page), None, None),
+            Violation::ReadSet => (IncidentClass::ReadSet, None, None, None, None),
             Violation::StepGap { held, .. } => (IncidentClass::StepGap, Some(*held), None, None, None),
             Violation::RequestMismatch { step, .. } => (IncidentClass::RequestMismatch, Some(*step), None, None, None),
         };

@@ -109,11 +109,20 @@ pub enum IncidentClass {
     StepGap = 4,
     /// A step belonged to another request.
     RequestMismatch = 5,
+    /// The kernels read other pages than were written down, or the same in another order.
+    ReadSet = 6,
 }
 
 impl IncidentClass {
-    const ALL: [Self; 6] =
-        [Self::ForeignPage, Self::UnlabelledPage, Self::Generation, Self::Tag, Self::StepGap, Self::RequestMismatch];
+    const ALL: [Self; 7] = [
+        Self::ForeignPage,
+        Self::UnlabelledPage,
+        Self::Generation,
+        Self::Tag,
+        Self::StepGap,
+        Self::RequestMismatch,
+        Self::ReadSet,
+    ];
 }
 
 /// The engine failed a request, and no isolation fault was found.

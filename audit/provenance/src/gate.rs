@@ -121,6 +121,9 @@ pub enum Violation {
         /// The layer that noticed it.
         layer: u32,
     },
+    /// The read-set digest of the kernels is not that of the pages in the step's trace.
+    #[error("the kernels read other pages than the trace names")]
+    ReadSet,
 }
 
 /// Checks one request's steps in order. Closed for good after the first violation.

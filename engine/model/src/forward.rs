@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use engine_kernels::{
     Activations, AttentionPlan, HeadNorms, HeadShape, HeadTransform, KernelFamily, KvStore, Matrix, PAGE_TOKENS,
-    PageFault, PageFaults, Rope, Span, Team, attention, product, product_add, product_swiglu, quantise, rms_norm,
-    rms_norm_add, rotate_and_append,
+    PageFault, PageFaults, PageRef, ReadSetRule, Rope, Span, Team, attention, product, product_add, product_swiglu,
+    quantise, rms_norm, rms_norm_add, rotate_and_append,
 };
 
 use crate::config::{LayerRope, ModelConfig};
@@ -124,6 +124,20 @@ impl Forward {
         self.pass.faults.of(span)
     }
 
+    /// The digest of the pages that attention read for a span in the last run, made of the tags that it loaded; `None`
+    /// for spans that there were not. See [`Forward::expected_read_set`].
+    #[must_use]
+    pub fn read_set(&self, span: usize) -> Option<u64> {
+        self.pass.faults.read_set(span)
+    }
+
+    /// The digest that [`Forward::read_set`] is to give for a span of `tokens` from `position` on, when the sequence's
+    /// pages are these, in order.
+    #[must_use]
+    pub fn expected_read_set(&self, position: usize, tokens: usize, pages: &[PageRef]) -> u64 {
+        self.pass.reads.expected(position, tokens, pages)
+    }
+
     /// Threads that really run.
     #[must_use]
     pub fn threads(&self) -> usize {
@@ -148,6 +162,7 @@ pub(crate) struct Pass {
     local_rope: Rope,
     attention: AttentionPlan,
     faults: PageFaults,
+    reads: ReadSetRule,
     /// The residual stream, `[tokens][width]`.
     x: Vec<f32>,
     /// Input of the next product.
@@ -184,6 +199,7 @@ impl Pass {
             local_rope: config.local_rope(),
             attention: AttentionPlan::default(),
             faults: PageFaults::default(),
+            reads: ReadSetRule::new(config.kv_heads, config.blocks.iter().map(|block| block.window)),
             x: vec![0.0; tokens_max * config.width],
             input: Activations::new(tokens_max, input_width),
             hidden: Activations::new(tokens_max, config.ff_width),

@@ -17,6 +17,12 @@ pub enum Fault {
         /// Whose requests are hit.
         reader: TenantId,
     },
+    /// The reader's own first two pages, in each other's place, after the trace was taken. Needs nobody else, and a
+    /// sequence of more than one page.
+    SwappedPages {
+        /// Whose requests are hit.
+        reader: TenantId,
+    },
     /// One logit, as weights that overflow or a broken kernel would give it. Needs nobody else.
     Logit {
         /// Whose requests are hit.
@@ -40,6 +46,7 @@ impl Planted {
         faults.iter().copied().find(|fault| {
             let (Fault::ForeignCapability { reader }
             | Fault::ForeignPageIndex { reader }
+            | Fault::SwappedPages { reader }
             | Fault::Logit { reader, .. }) = fault;
             Label::of(*reader) == label
         })

@@ -62,10 +62,11 @@ struct Part {
     end: usize,
 }
 
-/// Which pages a part may read, and what the ledger says about them.
+/// Which pages a part may read, what the ledger says about them, and the digest of having read exactly these.
 struct Row {
     pages: Vec<PageRef>,
     trace: PageTrace,
+    read_set: u64,
 }
 
 impl Stepper {
@@ -150,6 +151,7 @@ impl Stepper {
         let mut ended = Vec::new();
         for (span, (part, row)) in group.iter().zip(rows).enumerate() {
             let next = match (&computed, self.forward.fault(span)) {
+                (Ok(()), None) if self.forward.read_set(span) != Some(row.read_set) => self.refuse_reads(part.index),
                 (Ok(()), None) => self.conclude(stage, part, row.trace, span, took_us),
                 (Ok(()), Some(fault)) => self.quarantine(part.index, fault),
                 (Err(_), _) => self.running[part.index].deliver_error(StepError::Internal),
@@ -252,7 +254,9 @@ impl Stepper {
         #[cfg(feature = "fault-injection")]
         let (capabilities, pages) = self.plant(part.index, capabilities, pages);
         let trace = self.pool.trace(&capabilities).ok()?;
-        Some(Row { pages, trace })
+        let traced: Vec<PageRef> = capabilities.iter().map(|capability| page_ref(*capability)).collect();
+        let read_set = self.forward.expected_read_set(part.first, part.end - part.first, &traced);
+        Some(Row { pages, trace, read_set })
     }
 
     #[cfg(feature = "fault-injection")]
@@ -263,6 +267,9 @@ impl Stepper {
         mut pages: Vec<PageRef>,
     ) -> (Vec<Capability>, Vec<PageRef>) {
         let reader = self.running[index].label;
+        if let (Some(Fault::SwappedPages { .. }), 2..) = (self.planted.fault_for(reader), pages.len()) {
+            pages.swap(0, 1);
+        }
         let foreign = self.running.iter().filter(|other| other.label != reader).find_map(|other| {
             let mut theirs = Vec::new();
             other.block_table.as_ref()?.capabilities(1, &mut theirs);
@@ -275,7 +282,7 @@ impl Stepper {
                     pages[0] = page_ref(foreign);
                 }
                 Fault::ForeignPageIndex { .. } => pages[0].page = foreign.page().0,
-                Fault::Logit { .. } => (),
+                Fault::SwappedPages { .. } | Fault::Logit { .. } => (),
             }
         }
         (capabilities, pages)
@@ -296,6 +303,13 @@ impl Stepper {
         let known = self.pool.quarantine(page);
         tracing::error!(request_id = %request.request, %page, layer = fault.layer, known, "page tag mismatch");
         request.deliver_error(StepError::PageFault { page, layer: fault.layer })
+    }
+
+    /// Nobody can say what this request saw: it ends, the others go on.
+    fn refuse_reads(&self, index: usize) -> Next {
+        let request = &self.running[index];
+        tracing::error!(request_id = %request.request, "the kernels read other pages than were written down");
+        request.deliver_error(StepError::ReadSet)
     }
 
     fn fail(&mut self, index: usize, error: StepError) {

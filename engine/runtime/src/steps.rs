@@ -40,6 +40,9 @@ pub enum StepError {
         /// The layer that saw it first.
         layer: u32,
     },
+    /// Isolation fault: what the kernels read is not what was written down before. Each page carried its tag.
+    #[error("the kernels read other pages than were written down")]
+    ReadSet,
     /// The sequence needs more pages than there are: some of the pool are kept as evidence.
     #[error("there are not enough pages for this request")]
     PoolExhausted,

@@ -40,6 +40,26 @@ async fn a_foreign_page_index_is_caught_by_the_kernel_and_hurts_nobody_else() {
 }
 
 #[tokio::test]
+async fn ones_own_pages_in_the_wrong_order_are_caught_by_what_was_read() {
+    let engine = engine(CONFIG);
+    let alone = answer(submit(&engine, GLOBEX, 9, "The secret of globex is", greedy(40))).await;
+    let victim = submit(&engine, GLOBEX, 1, "The secret of globex is", greedy(40));
+    engine.plant(vec![Fault::SwappedPages { reader: tenant(ACME) }]);
+    // Enough words for three pages: every page is the reader's own and carries its tag.
+    let mut steps = submit(&engine, ACME, 2, &"Tell me about the harbour. ".repeat(8), greedy(2));
+    let error = loop {
+        if let Err(error) = steps.next().await.expect("it ended without a reason") {
+            break error;
+        }
+    };
+    assert_eq!(error, StepError::ReadSet);
+    assert!(steps.next().await.is_none(), "nothing follows a fault");
+    assert_eq!(answer(victim).await.text, alone.text, "the other tenant's answer is untouched");
+    engine.plant(Vec::new());
+    assert_eq!(answer(submit(&engine, ACME, 3, "Tell me", greedy(2))).await.tokens, 2, "the server goes on");
+}
+
+#[tokio::test]
 async fn output_that_is_no_number_ends_its_request_and_no_other() {
     let engine = engine(CONFIG);
     let alone = answer(submit(&engine, GLOBEX, 9, "The secret of globex is", greedy(40))).await;

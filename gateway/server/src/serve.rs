@@ -101,6 +101,7 @@ async fn give_up(
 fn violation(error: &RequestError, tokenized_for: RequestId, permit: &Permit) -> Option<Violation> {
     match *error {
         RequestError::Step(StepError::PageFault { page, layer }) => Some(Violation::PageFault { page, layer }),
+        RequestError::Step(StepError::ReadSet) => Some(Violation::ReadSet),
         RequestError::Submit(SubmitError::PermitMismatch) => {
             Some(Violation::RequestMismatch { step: 0, held: tokenized_for, wanted: permit.request() })
         }
@@ -187,8 +188,11 @@ mod tests {
         let permit = permit(folder.path());
         let audit = AuditLog::open(AuditConfig::new(folder.path().join("log"), "localhost/test")).unwrap();
         let other = RequestId::from_bytes([2; 16]);
-        let faults: [RequestError; 2] =
-            [SubmitError::PermitMismatch.into(), StepError::PageFault { page: PageId(3), layer: 0 }.into()];
+        let faults: [RequestError; 3] = [
+            SubmitError::PermitMismatch.into(),
+            StepError::PageFault { page: PageId(3), layer: 0 }.into(),
+            StepError::ReadSet.into(),
+        ];
         for error in faults {
             assert_eq!(refusal(&error).fault, Fault::Isolation);
             let digest = Digest([0; 32]);
