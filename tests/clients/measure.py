@@ -1,6 +1,8 @@
 """Measures a gateway from outside and prints JSON: start, disconnects, 64 streams, memory, idleness.
 
-Arguments: the `bulkhead` program, and optionally how many disconnects of each kind. Starts its own demo on loopback.
+Arguments: the `bulkhead` program, and optionally how many disconnects of each kind, or `starts` and a model file for the
+starts alone: from the process to the first token of a stream, without a cache of repacked weights (cold) and with one
+(warm), the model file in the system's memory in either case. Starts its own demo on loopback.
 After a disconnect there is one look at `/metrics`, 5 or 10 ms after the socket was closed: has the engine stopped working
 for that client? Looking all the time would take a core from the gateway and measure that.
 """
@@ -12,9 +14,83 @@ import os
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
+
+
+TENANT = """
+[[tenants]]
+name = "acme"
+key_hash = "{hash}"
+"""
+
+
+class Serve:
+    """`bulkhead serve` with one tenant, in a folder of its own, until its first token."""
+
+    def __init__(self, program, folder, model, cache):
+        made = subprocess.run([program, "key", "new", "acme", "--data-dir", folder], check=True, capture_output=True, text=True)
+        key = made.stderr.split()[-1]
+        hash = re.search(r"[0-9a-f]{64}", made.stdout)[0]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        config = os.path.join(folder, "bulkhead.toml")
+        with open(config, "w") as file:
+            file.write(f'listen = "127.0.0.1:{port}"\ndata_dir = "."\nmodel = {json.dumps(os.path.abspath(model))}\n')
+            file.write('served_name = "model"\n' + TENANT.format(hash=hash))
+        body = json.dumps({"model": "model", "messages": [{"role": "user", "content": "What is a lighthouse?"}],
+                           "max_tokens": 4, "temperature": 0, "stream": True})
+        head = (f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {key}\r\n"
+                f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n")
+        started = time.perf_counter()
+        process = subprocess.Popen([program, "serve", "--config", config, "--weights-cache", cache],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while True:
+            try:
+                connection = socket.create_connection(("127.0.0.1", port))
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.001)
+        self.listening_seconds = time.perf_counter() - started
+        connection.sendall((head + body).encode())
+        text = b""
+        while not re.search(rb'"content":"[^"]', text):
+            piece = connection.recv(65536)
+            if not piece:
+                sys.exit(f"no answer: {text.decode()}")
+            text += piece
+        self.first_token_seconds = time.perf_counter() - started
+        with open(f"/proc/{process.pid}/status") as status:
+            self.resident_bytes_peak = int(re.search(r"^VmHWM:\s+(\d+) kB", status.read(), re.MULTILINE)[1]) * 1024
+        connection.close()
+        # Repacked weights are written while requests are served.
+        while not any(name.endswith(".weights") for name in os.listdir(cache)):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def starts(program, model, repetitions=5):
+    """Cold and warm in turn, so that what else happens on the machine meets both."""
+    kinds = {"cold": [], "warm": []}
+    for _ in range(repetitions):
+        with tempfile.TemporaryDirectory() as cache:
+            for kind in kinds.values():
+                with tempfile.TemporaryDirectory() as folder:
+                    kind.append(Serve(program, folder, model, cache))
+
+    def spread(values):
+        return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+    return {
+        name: {field: spread([getattr(one, field) for one in kind])
+               for field in ("listening_seconds", "first_token_seconds", "resident_bytes_peak")}
+        for name, kind in kinds.items()
+    } | {"repetitions": repetitions, "model_bytes": os.path.getsize(model)}
 
 
 class Demo:
@@ -76,6 +152,9 @@ class Demo:
 
 
 def main():
+    if sys.argv[2:3] == ["starts"]:
+        print(json.dumps({"load_average_before": os.getloadavg()[0], "starts": starts(sys.argv[1], sys.argv[3])}, indent=2))
+        return
     program, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 10
     load_before = os.getloadavg()[0]
     demo = Demo(program)

@@ -52,8 +52,26 @@ impl Demo {
     /// # Errors
     /// With what it said when it did not become ready.
     pub fn start_in(data: &Path, environment: &[(&str, &str)]) -> Result<Self> {
+        // Beside the program, for all tests: nothing of theirs goes into the user's own cache.
+        let cache = binary("bulkhead")?.with_file_name("weights-cache");
+        Self::start_all(data, environment, &cache)
+    }
+
+    /// Starts a demo whose repacked weights are kept in `cache`.
+    ///
+    /// # Errors
+    /// With what it said when it did not become ready.
+    pub fn start_with_cache(cache: &Path) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let mut demo = Self::start_all(directory.path(), &[], cache)?;
+        demo._directory = Some(directory);
+        Ok(demo)
+    }
+
+    fn start_all(data: &Path, environment: &[(&str, &str)], cache: &Path) -> Result<Self> {
         let mut command = Command::new(binary("bulkhead")?);
         command.args(["demo", "--json", "--listen", "127.0.0.1:0", "--model"]).arg(model_path()?);
+        command.arg("--weights-cache").arg(cache);
         command.arg("--data-dir").arg(data).envs(environment.iter().copied());
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let mut pipe = child.stderr.take().context("no stderr")?;

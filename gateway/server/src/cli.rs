@@ -18,6 +18,7 @@ pub(crate) use output::{is_reader_gone, note};
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use gateway_server::WeightsCache;
 use output::{say, say_piece};
 use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
@@ -41,6 +42,9 @@ enum Command {
         /// The TOML file; deploy/bulkhead.toml shows every setting
         #[arg(long)]
         config: PathBuf,
+        /// Folder for repacked weights, which make the next start faster, or `off`; instead of what the file says
+        #[arg(long, value_name = "DIR|off", value_parser = weights_cache)]
+        weights_cache: Option<WeightsCache>,
     },
     /// Talk to a running gateway
     Chat {
@@ -78,6 +82,9 @@ struct DemoArguments {
     /// Folder for the audit log and the key secret, kept afterwards; a temporary one when not given
     #[arg(long)]
     data_dir: Option<PathBuf>,
+    /// Folder for repacked weights, which make the next start faster, or `off`; in the user's cache when not given
+    #[arg(long, value_name = "DIR|off", value_parser = weights_cache)]
+    weights_cache: Option<WeightsCache>,
 }
 
 #[derive(Subcommand)]
@@ -158,13 +165,14 @@ pub(crate) fn run() -> Result<()> {
         Err(mistake) => mistake.exit(),
     };
     match arguments.command {
-        Command::Demo(DemoArguments { json, model, listen, data_dir }) => {
+        Command::Demo(DemoArguments { json, model, listen, data_dir, weights_cache }) => {
             start_log(LevelFilter::WARN)?;
-            block_on(demo::run(demo::Options { json, model, listen, data_dir }))
+            let weights_cache = weights_cache.unwrap_or(WeightsCache::User);
+            block_on(demo::run(demo::Options { json, model, listen, data_dir, weights_cache }))
         }
-        Command::Serve { config } => {
+        Command::Serve { config, weights_cache } => {
             start_log(LevelFilter::INFO)?;
-            block_on(serve::run(&config))
+            block_on(serve::run(&config, weights_cache))
         }
         Command::Chat { address, key } => {
             let key = key.or_else(environment::api_key).context("no key: give --key KEY or set BULKHEAD_API_KEY")?;
@@ -222,6 +230,10 @@ fn default_model() -> Result<PathBuf> {
     let folder = environment::data_home()
         .context("there is no folder for the model: set HOME or XDG_DATA_HOME, or give a file with --model PATH")?;
     fetch::fetch(&folder)
+}
+
+fn weights_cache(text: &str) -> Result<WeightsCache, &'static str> {
+    WeightsCache::parse(text).ok_or("a folder or `off`")
 }
 
 fn print(result: &(impl serde::Serialize + std::fmt::Display), json: bool) -> Result<()> {

@@ -25,6 +25,8 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// The model's GGUF file.
     pub model: PathBuf,
+    /// Where repacked weights are kept from one start to the next.
+    pub weights_cache: WeightsCache,
     /// The name that clients use; the file's own name for itself when `None`.
     pub served_name: Option<ModelName>,
     /// The rule file; the built-in rules when `None`.
@@ -54,6 +56,29 @@ pub struct Limits {
     pub comment_interval: Duration,
     /// What one connection may take.
     pub connection: ConnectionLimits,
+}
+
+/// Where repacked weights are kept from one start to the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WeightsCache {
+    /// In the cache folder of the user, which only the program knows.
+    User,
+    /// Nowhere: they are repacked at every start.
+    Off,
+    /// In this folder, which is made when it is not there.
+    Folder(PathBuf),
+}
+
+impl WeightsCache {
+    /// `off` or a folder; `None` for an empty text.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "" => None,
+            "off" => Some(Self::Off),
+            folder => Some(Self::Folder(folder.into())),
+        }
+    }
 }
 
 /// Who may read `/metrics`.
@@ -166,6 +191,7 @@ impl Config {
             tls: None,
             data_dir: data_dir.into(),
             model: model.into(),
+            weights_cache: WeightsCache::User,
             served_name: None,
             rules: None,
             origin: Self::ORIGIN.to_owned(),
@@ -192,6 +218,9 @@ impl Config {
         config.data_dir = folder.join(&config.data_dir);
         config.model = folder.join(&config.model);
         config.rules = config.rules.map(|rules| folder.join(rules));
+        if let WeightsCache::Folder(cache) = &mut config.weights_cache {
+            *cache = folder.join(&cache);
+        }
         config.tls = config.tls.map(|tls| TlsFiles {
             certificate: folder.join(tls.certificate),
             private_key: folder.join(tls.private_key),
@@ -212,6 +241,9 @@ impl Config {
         let mut config = Self::new(data_dir, model);
         settings.set("listen", "an address such as \"127.0.0.1:8080\"", &mut config.listen, |value| {
             value.as_str()?.parse().ok()
+        });
+        settings.set("weights_cache", "a path or \"off\"", &mut config.weights_cache, |value| {
+            WeightsCache::parse(value.as_str()?)
         });
         settings.set("served_name", "a name of letters, digits and `-_.:/`", &mut config.served_name, |value| {
             ModelName::parse(value.as_str()?).ok().map(Some)
@@ -370,114 +402,4 @@ impl Settings<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HASH: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
-
-    fn mistakes(text: &str) -> Vec<String> {
-        match Config::parse(text).unwrap_err() {
-            ParseConfigError::Mistakes { mistakes } => mistakes.iter().map(ToString::to_string).collect(),
-            other => vec![other.to_string()],
-        }
-    }
-
-    #[test]
-    fn a_full_configuration_is_read() {
-        let text = format!(
-            "listen = \"0.0.0.0:0\"\ndata_dir = \"data\"\nmodel = \"m.gguf\"\nserved_name = \"small\"\nrules = \"r.toml\"\n\
-             origin = \"example.org/log\"\nmetrics = \"nobody\"\n\
-             [tls]\ncertificate = \"c.pem\"\nprivate_key = \"k.pem\"\nclient_authorities = \"a.pem\"\n\
-             [engine]\nthreads = 2\npages = 64\nsequences_max = 4\nqueue_max = 8\nprefill_chunk_tokens = 32\n\
-             [limits]\nbody_bytes_max = 4096\nconnections_max = 7\ntokenizers_max = 1\nsse_comment_interval_ms = 20\n\
-             head_timeout_ms = 1\nidle_timeout_ms = 2\nbody_timeout_ms = 3\nwrite_timeout_ms = 4\nsend_bytes_per_second_min = 5\n\
-             [[tenants]]\nname = \"acme\"\nkey_hash = \"{HASH}\"\n[[tenants]]\nname = \"globex\"\nkey_hash = \"{HASH}\"\n"
-        );
-        let config = Config::parse(&text).unwrap();
-        assert_eq!(config.listen.to_string(), "0.0.0.0:0");
-        assert_eq!(config.tls.unwrap().client_authorities, Some(PathBuf::from("a.pem")));
-        assert_eq!(config.served_name.unwrap().as_str(), "small");
-        assert_eq!(config.engine.pages, 64);
-        assert_eq!(config.limits.comment_interval, Duration::from_millis(20));
-        assert_eq!(config.limits.connection.send_bytes_per_second_min, 5);
-        assert_eq!(config.metrics, MetricsReaders::Nobody);
-        assert_eq!(config.tenants.len(), 2);
-    }
-
-    #[test]
-    fn what_is_not_said_has_a_default() {
-        let config = Config::parse("data_dir = \"d\"\nmodel = \"m\"").unwrap();
-        assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
-        assert_eq!(config.limits, Limits::default());
-        assert_eq!(config.metrics, MetricsReaders::Loopback);
-        assert!(config.tenants.is_empty());
-    }
-
-    #[test]
-    fn all_mistakes_are_reported_at_once() {
-        let text = "listen = 8080\ndata_dir = \"\"\nport = 1\nmetrics = \"all\"\norigin = \"two words\"\n\
-                    [engine]\nthreads = 0\npage = 1\n[limits]\nbody_bytes_max = -1\nwrite_timeout_ms = 1.5\n\
-                    [[tenants]]\nname = \"Acme\"\nkey_hash = \"12\"\nkey = \"bk_\"\n[[tenants]]\n";
-        assert_eq!(
-            mistakes(text),
-            [
-                "`data_dir` must be a path",
-                "`model` is missing",
-                "`listen` must be an address such as \"127.0.0.1:8080\"",
-                "`origin` must be a name without spaces and `+`",
-                "`metrics` must be \"loopback\", \"everyone\" or \"nobody\"",
-                "`engine.threads` must be a whole number from 1 to 1024",
-                "`engine.page` is not a setting",
-                "`limits.body_bytes_max` must be a whole number from 1024 to 1073741824",
-                "`limits.write_timeout_ms` must be a number of milliseconds from 1 to 86400000",
-                "`tenants[0].name` must be 1 to 63 of `a-z`, `0-9`, `-`",
-                "`tenants[0].key_hash` must be the 64 hexadecimal digits that `bulkhead` prints for a key",
-                "`tenants[0].key` is not a setting",
-                "`tenants[1].name` is missing",
-                "`tenants[1].key_hash` is missing",
-                "`port` is not a setting",
-            ]
-        );
-    }
-
-    #[test]
-    fn tables_of_another_type_are_named() {
-        assert_eq!(
-            mistakes("data_dir = \"d\"\nmodel = \"m\"\nengine = 1\nlimits = []\ntenants = {}"),
-            ["`engine` must be a table", "`limits` must be a table", "`tenants` must be a list of tables"]
-        );
-        assert_eq!(mistakes("data_dir = \"d\"\nmodel = \"m\"\ntenants = [1]"), ["`tenants[0]` must be a table"]);
-        assert!(mistakes("data_dir = ").first().unwrap().contains("TOML parse error"));
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_read_is_named() {
-        let error = Config::read(Path::new("/nonexistent/bulkhead.toml")).unwrap_err().to_string();
-        assert!(error.contains("/nonexistent/bulkhead.toml"), "{error}");
-    }
-
-    #[test]
-    fn whatever_is_wrong_with_a_file_its_name_is_said() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("bulkhead.toml");
-        for text in ["data_dir = ", "data_dir = \"a\"\ndata_dir = \"b\"\n", "model = 1\n", "\u{0}"] {
-            std::fs::write(&file, text).unwrap();
-            let error = Config::read(&file).unwrap_err().to_string();
-            assert!(error.contains(file.to_str().unwrap()), "{text:?}: {error}");
-        }
-        std::fs::write(&file, b"data_dir = \"\xff\"").unwrap();
-        let error = Config::read(&file).unwrap_err().to_string();
-        assert!(error.contains(file.to_str().unwrap()), "{error}");
-    }
-
-    #[test]
-    fn paths_count_from_the_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("bulkhead.toml");
-        std::fs::write(&file, "data_dir = \"data\"\nmodel = \"/models/m.gguf\"\nrules = \"r.toml\"").unwrap();
-        let config = Config::read(&file).unwrap();
-        assert_eq!(config.data_dir, folder.path().join("data"));
-        assert_eq!(config.model, Path::new("/models/m.gguf"));
-        assert_eq!(config.rules.unwrap(), folder.path().join("r.toml"));
-    }
-}
+mod tests;

@@ -20,7 +20,7 @@ mod seats;
 mod serve;
 mod tls;
 
-pub use config::{Config, ConfigError, Limits, MetricsReaders, Mistake, ParseConfigError};
+pub use config::{Config, ConfigError, Limits, MetricsReaders, Mistake, ParseConfigError, WeightsCache};
 pub use exchange::ConnectionLimits;
 pub use gateway::{Gateway, StartError};
 pub use metrics::StartMetricsError;

@@ -6,7 +6,7 @@ use super::serve::{Signals, drain, start_engine};
 use super::{default_model, fetch};
 use anyhow::{Context, Result, bail};
 use gateway_auth::{ApiKey, KeySecret, TenantKey};
-use gateway_server::{Config, Gateway};
+use gateway_server::{Config, Gateway, WeightsCache};
 use policies_domain::{ModelName, TenantName};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -25,6 +25,7 @@ pub(crate) struct Options {
     pub(crate) model: Option<PathBuf>,
     pub(crate) listen: SocketAddr,
     pub(crate) data_dir: Option<PathBuf>,
+    pub(crate) weights_cache: WeightsCache,
 }
 
 struct Tenant {
@@ -61,6 +62,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
         let begun = Instant::now();
         let mut config = Config::new(&data_dir, model);
         config.listen = options.listen;
+        config.weights_cache.clone_from(&options.weights_cache);
         config.tenants.clone_from(&tenants.1);
         let engine = start_engine(&config).await?;
         if fetch::is_default(engine.model().digest()) {

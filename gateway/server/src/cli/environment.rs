@@ -4,7 +4,12 @@ use std::path::PathBuf;
 
 /// Where this user's data lives: `$XDG_DATA_HOME` when it is an absolute path, else `~/.local/share`.
 pub(crate) fn data_home() -> Option<PathBuf> {
-    choose_data_home(std::env::var_os("XDG_DATA_HOME").map(Into::into), std::env::var_os("HOME").map(Into::into))
+    home_for("XDG_DATA_HOME", ".local/share")
+}
+
+/// Where what this user can do without lives: `$XDG_CACHE_HOME` when it is an absolute path, else `~/.cache`.
+pub(crate) fn cache_home() -> Option<PathBuf> {
+    home_for("XDG_CACHE_HOME", ".cache")
 }
 
 /// The key that `chat` uses when none is given: an argument is seen by everybody on the machine, a variable is not.
@@ -17,9 +22,13 @@ pub(crate) fn log_filter() -> Option<String> {
     std::env::var("BULKHEAD_LOG").ok().filter(|filter| !filter.is_empty())
 }
 
-fn choose_data_home(xdg: Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
+fn home_for(variable: &str, below_home: &str) -> Option<PathBuf> {
+    choose_home(std::env::var_os(variable).map(Into::into), std::env::var_os("HOME").map(Into::into), below_home)
+}
+
+fn choose_home(xdg: Option<PathBuf>, home: Option<PathBuf>, below_home: &str) -> Option<PathBuf> {
     // The specification says that a relative path is to be ignored.
-    xdg.filter(|path| path.is_absolute()).or_else(|| home.map(|home| home.join(".local/share")))
+    xdg.filter(|path| path.is_absolute()).or_else(|| home.map(|home| home.join(below_home)))
 }
 
 #[cfg(test)]
@@ -27,11 +36,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_relative_data_home_is_ignored() {
+    fn a_relative_home_is_ignored() {
         let choose =
-            |xdg: Option<&str>, home: Option<&str>| choose_data_home(xdg.map(Into::into), home.map(Into::into));
+            |xdg: Option<&str>, home: Option<&str>| choose_home(xdg.map(Into::into), home.map(Into::into), "below");
         assert_eq!(choose(Some("/data"), Some("/h")), Some("/data".into()));
-        assert_eq!(choose(Some("data"), Some("/h")), Some("/h/.local/share".into()));
+        assert_eq!(choose(Some("data"), Some("/h")), Some("/h/below".into()));
         assert_eq!(choose(Some(""), None), None);
     }
 }

@@ -1,11 +1,12 @@
 //! `bulkhead serve`, and what the demo shares with it: loading a model, starting a gateway, ending it well.
 
+use super::environment;
 use super::output::note;
 use anyhow::{Context, Result};
-use engine_model::Model;
+use engine_model::{CacheUse, LoadOptions, Loaded, Model, UnsavedWeights};
 use engine_runtime::Engine;
-use gateway_server::{Config, Gateway};
-use std::path::Path;
+use gateway_server::{Config, Gateway, WeightsCache};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -13,11 +14,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Responses in progress may take this long after the first signal: several times a long answer.
 const DRAIN_LIMIT: Duration = Duration::from_secs(120);
 
-/// Runs a gateway until a signal.
-pub(crate) async fn run(config: &Path) -> Result<()> {
+/// Runs a gateway until a signal; `weights_cache` instead of what the configuration says.
+pub(crate) async fn run(config: &Path, weights_cache: Option<WeightsCache>) -> Result<()> {
     // Listening from the beginning: a signal during the start must not be lost.
     let mut signals = Signals::listen()?;
-    let config = read_config(config)?;
+    let mut config = read_config(config)?;
+    if let Some(weights_cache) = weights_cache {
+        config.weights_cache = weights_cache;
+    }
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     let work = async {
         let engine = start_engine(&config).await?;
@@ -41,10 +45,11 @@ pub(crate) fn read_config(path: &Path) -> Result<Config> {
 
 /// Loads the model and starts the engine.
 pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
-    let (path, threads) = (config.model.clone(), config.engine.threads);
+    let path = config.model.clone();
+    let options = LoadOptions { threads: config.engine.threads, weights_cache: folder_of(&config.weights_cache) };
     let path_is_missing = !path.exists();
     let load = tokio::task::spawn_blocking(move || {
-        Model::load(&path, threads).with_context(|| {
+        Model::load_with(&path, &options).with_context(|| {
             let path = path.display();
             match path_is_missing {
                 true => format!(
@@ -55,8 +60,35 @@ pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
             }
         })
     });
-    let model = load.await.context("loading the model was interrupted")??;
+    let Loaded { model, cache } = load.await.context("loading the model was interrupted")??;
+    match cache {
+        CacheUse::Off => {}
+        CacheUse::Restored => tracing::debug!("the weights are from the cache"),
+        CacheUse::Unsaved(weights) => save(weights),
+    }
     Ok(Engine::start(Arc::new(model), config.engine)?)
+}
+
+fn folder_of(cache: &WeightsCache) -> Option<PathBuf> {
+    match cache {
+        WeightsCache::User => environment::cache_home().map(|cache| cache.join("bulkhead/weights")),
+        WeightsCache::Off => None,
+        WeightsCache::Folder(folder) => Some(folder.clone()),
+    }
+}
+
+/// Writes repacked weights for the next start, while this one goes on. The program's end does not wait for it.
+fn save(weights: UnsavedWeights) {
+    if let Some(reason) = weights.reason() {
+        tracing::warn!(%reason, "repacked weights in the cache could not be used and are written anew");
+    }
+    let work = move || match weights.save() {
+        Ok(()) => tracing::debug!("the weights are in the cache"),
+        Err(error) => tracing::warn!(%error, "repacked weights are not kept for the next start"),
+    };
+    if let Err(error) = std::thread::Builder::new().name("weights-cache".to_owned()).spawn(work) {
+        tracing::warn!(%error, "repacked weights are not kept for the next start");
+    }
 }
 
 /// Lets responses in progress finish; a second signal ends them.
@@ -132,6 +164,7 @@ mod tests {
         let shown = Config::read(&file).unwrap();
         let defaults = Config::new(&shown.data_dir, &shown.model);
         assert_eq!((shown.listen, shown.origin), (defaults.listen, defaults.origin));
+        assert_eq!(shown.weights_cache, defaults.weights_cache);
         assert_eq!((shown.engine, shown.limits, shown.metrics), (defaults.engine, defaults.limits, defaults.metrics));
         assert!(shown.tenants.is_empty() && shown.rules.is_none() && shown.tls.is_none());
     }
