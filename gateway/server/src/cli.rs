@@ -192,7 +192,8 @@ pub(crate) fn run() -> Result<()> {
         }
         Command::Model(ModelCommand::Fetch) => Ok(say(default_model()?.display())?),
         Command::Model(ModelCommand::Pull { repository, file, endpoint }) => {
-            let folder = environment::data_home().context("there is no folder for models: set HOME or XDG_DATA_HOME")?;
+            let folder =
+                environment::data_home().context("there is no folder for models: set HOME or XDG_DATA_HOME")?;
             let endpoint = endpoint.or_else(environment::hub_endpoint);
             let folder = folder.join("bulkhead/models/hub");
             let options = pull::Options { repository, file, endpoint, token: environment::hub_token(), folder };
