@@ -373,4 +373,6 @@ mod file_tests;
 #[cfg(test)]
 mod finite_tests;
 #[cfg(test)]
+mod flavour_tests;
+#[cfg(test)]
 mod tests;

@@ -153,3 +153,70 @@ impl RopeConfig {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rope(scaling: RopeScaling) -> RopeConfig {
+        RopeConfig { base: 10_000.0, scaling }
+    }
+
+    fn llama3(factor: f32, low_freq_factor: f32, high_freq_factor: f32, original_context: usize) -> RopeConfig {
+        rope(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context })
+    }
+
+    fn yarn(factor: f32, original_context: usize, [beta_fast, beta_slow, attention_factor]: [f32; 3]) -> RopeConfig {
+        rope(RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor })
+    }
+
+    /// By how much each pair's frequency is divided.
+    fn divisors(config: RopeConfig, dims: usize) -> Vec<f64> {
+        let plain = rope(RopeScaling::None).frequencies(dims, &[]);
+        std::iter::zip(plain, config.frequencies(dims, &[])).map(|(plain, scaled)| plain / scaled).collect()
+    }
+
+    #[test]
+    fn scaling_leaves_fast_pairs_and_divides_slow_ones() {
+        for (pair, frequency) in rope(RopeScaling::None).frequencies(128, &[]).into_iter().enumerate() {
+            let wanted = 10_000f64.powf(-(pair as f64) / 64.0);
+            assert!((frequency - wanted).abs() <= 1e-14 * wanted, "{pair}");
+        }
+        assert_eq!(divisors(rope(RopeScaling::Linear { factor: 4.0 }), 128), [4.0; 64]);
+        let halved = rope(RopeScaling::None).frequencies(4, &[1.0, 2.0]);
+        assert!((halved[0] - 1.0).abs() < 1e-15 && (halved[1] - 0.005).abs() < 1e-15, "divisors of the file");
+        for config in [llama3(8.0, 1.0, 4.0, 8_192), yarn(8.0, 8_192, [32.0, 1.0, 1.2])] {
+            let divisors = divisors(config, 128);
+            assert!((divisors[0] - 1.0).abs() < 1e-12 && (divisors[63] - 8.0).abs() < 1e-12, "{divisors:?}");
+            assert!(divisors.windows(2).all(|pair| pair[0] <= pair[1] + 1e-12), "{divisors:?}");
+            assert!(divisors.iter().filter(|divisor| (1.001..7.999).contains(*divisor)).count() > 5, "{divisors:?}");
+        }
+        assert_eq!(yarn(8.0, 8_192, [32.0, 1.0, 1.25]).magnitude(), 1.25);
+        assert_eq!(
+            (RopeScaling::yarn_attention_factor(1.0), RopeScaling::yarn_attention_factor(4.0)),
+            (1.0, 1.138_629_4)
+        );
+    }
+
+    #[test]
+    fn numbers_that_no_scaling_has_are_refused() {
+        for (config, wanted) in [
+            (RopeConfig { base: 0.5, scaling: RopeScaling::None }, "a rope base of 0.5"),
+            (RopeConfig { base: f32::NAN, scaling: RopeScaling::None }, "a rope base of NaN"),
+            (rope(RopeScaling::Linear { factor: 0.0 }), "a rope factor of 0"),
+            (llama3(f32::INFINITY, 1.0, 4.0, 32), "a rope factor of inf"),
+            (llama3(8.0, 4.0, 4.0, 32), "rope frequency factors 4 and 4"),
+            (llama3(8.0, 0.0, 4.0, 32), "rope frequency factors 0 and 4"),
+            (llama3(8.0, 1.0, f32::INFINITY, 32), "rope frequency factors 1 and inf"),
+            (llama3(8.0, 1.0, 4.0, 0), "an original context without tokens"),
+            (yarn(4.0, 0, [32.0, 1.0, 1.0]), "an original context without tokens"),
+            (yarn(4.0, 32, [1.0, 32.0, 1.0]), "rope turns 32 and 1"),
+            (yarn(4.0, 32, [32.0, f32::NAN, 1.0]), "rope turns NaN and 32"),
+            (yarn(4.0, 32, [32.0, 1.0, -1.0]), "an attention factor -1"),
+            (RopeConfig { base: 1.0, ..yarn(4.0, 32, [32.0, 1.0, 1.0]) }, "a base of 1"),
+        ] {
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
+    }
+}

@@ -375,19 +375,20 @@ fn tensors_that_do_not_fit_are_named() {
     assert_eq!(shape, "tensor `blk.1.ffn_up.weight` has shape [96, 64], not [64, 96]");
     let kind = load(&|tensors| tensors.add(name, &[64, 96], 9));
     assert_eq!(kind, "tensor `blk.1.ffn_up.weight` has type Q8_1, which is not supported here");
-    let norm = load(&|tensors| tensors.add("output_norm.weight", &[64], 1));
-    assert_eq!(norm, "tensor `output_norm.weight` has type F16, which is not supported here");
+    let norm = load(&|tensors| tensors.add("output_norm.weight", &[64], 8));
+    assert_eq!(norm, "tensor `output_norm.weight` has type Q8_0, which is not supported here");
     let factors = load(&|tensors| tensors.add("rope_freqs.weight", &[7], 0));
     assert_eq!(factors, "tensor `rope_freqs.weight` has shape [7], not [6]");
 }
 
 #[test]
 fn tensors_that_are_not_finite_are_named() {
+    let config = ModelConfig { is_tied: false, ..config() };
     // Every kind twice: whichever tensor it is, and whichever of its two places in a block has the number.
     for (is_last, half) in [(false, 0x7c00_u16), (true, 0xfc00), (false, 0x7e00), (true, 0x7c01)] {
-        let mut tensors = Tensors::new(&config(), &[8, 2, 1, 30, 0, 3, 6, 7], false);
+        let mut tensors = Tensors::new(&config, &[8, 2, 1, 30, 0, 3, 6, 7], false);
         tensors.add("rope_freqs.weight", &[6], 0);
-        tensors.load(&config()).unwrap();
+        tensors.load(&config).unwrap();
         for name in tensors.tensors.keys().cloned().collect::<Vec<_>>() {
             let (_, kind, bytes) = tensors.tensors.get_mut(&name).unwrap();
             let good = bytes.clone();
@@ -398,19 +399,25 @@ fn tensors_that_are_not_finite_are_named() {
                 "BF16" => bytes[block..block + 2].copy_from_slice(&(half | 0x7f80).to_le_bytes()),
                 _ => bytes[block..block + 2].copy_from_slice(&half.to_le_bytes()),
             }
-            let error = tensors.load(&config()).unwrap_err();
+            let error = tensors.load(&config).unwrap_err();
             assert_eq!(error.to_string(), format!("tensor `{name}` has a weight that is infinite or not a number"));
             tensors.tensors.get_mut(&name).unwrap().2 = good;
         }
-        tensors.load(&config()).unwrap();
+        tensors.load(&config).unwrap();
     }
 }
 
 #[test]
 fn every_tensor_is_in_the_digest_of_the_weights() {
-    let mut tensors = Tensors::new(&config(), &[8, 2, 1, 30, 0, 3, 6, 7], false);
+    let config = ModelConfig { is_tied: false, has_qkv_bias: true, ..config() };
+    let mut tensors = Tensors::new(&config, &[8, 2, 1, 30, 0, 3, 6, 7], false);
     tensors.add("rope_freqs.weight", &[6], 0);
-    let digest = |tensors: &Tensors| tensors.load(&config()).unwrap().digest;
+    for (layer, (name, rows)) in
+        [0, 1].into_iter().flat_map(|l| [("q", 96), ("k", 32), ("v", 32)].map(|part| (l, part)))
+    {
+        tensors.add(&format!("blk.{layer}.attn_{name}.bias"), &[rows], 0);
+    }
+    let digest = |tensors: &Tensors| tensors.load(&config).unwrap().digest;
     let wanted = digest(&tensors);
     assert_eq!(digest(&tensors), wanted);
     for name in tensors.tensors.keys().cloned().collect::<Vec<_>>() {
