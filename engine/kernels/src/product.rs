@@ -164,6 +164,7 @@ fn each_product<S: Simd>(
     mut sink: impl FnMut(usize, S::F),
 ) {
     let weights = matrix.tile(tile);
+    #[expect(clippy::manual_map, reason = "a closure would not be inlined into the function that enables the vectors")]
     let bias = match matrix.bias(tile) {
         None => None,
         Some(bias) => Some(simd.load(bias)),

@@ -140,7 +140,8 @@ impl Team {
         // SAFETY: the gate is closed and all who entered have finished (the last call waited), so nobody reads it.
         unsafe { *shared.round.get() = Some(Round { pieces, work: work_erased }) };
         let number = shared.gate.0.load(Ordering::Relaxed) / ROUND + 1;
-        shared.gate.0.store(number * ROUND, Ordering::SeqCst);
+        // Numbers begin anew after 2^32 rounds: that only has to differ from the round before.
+        shared.gate.0.store(number.wrapping_mul(ROUND), Ordering::SeqCst);
         shared.round_started.ring();
 
         let own = catch_unwind(AssertUnwindSafe(|| shared.take_pieces(0, pieces, work)));

@@ -24,7 +24,7 @@ impl Activation {
     #[inline(always)]
     fn of<S: Simd>(self, simd: S, x: S::F) -> S::F {
         /// `-2 sqrt(2 / pi)`.
-        const SLOPE: f32 = -1.595_769_1;
+        const SLOPE: f32 = -1.595_769_2;
         let exponent = match self {
             Self::Silu => simd.sub(simd.splat(0.0), x),
             Self::GeluTanh => {
