@@ -14,8 +14,8 @@ const VOCAB: usize = 48;
 const KINDS: [u32; 5] = [14, 12, 7, 13, 12];
 const F32: u32 = 0;
 const TOKENS: [u32; 21] = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32, 38, 46, 26, 43, 38, 32, 7, 9, 5];
-/// Errors of a position's logits, relative to their norm. Measured: a median of 6e-7, at most 1.4e-2, where a K or V or
-/// an activation rounds to the next step for a last bit.
+/// Errors of a position's logits, relative to their norm. Measured: a median of 6e-7, at most 1.4e-2, where activations
+/// round to the next step for a last bit.
 const MEDIAN_ERROR_MAX: f32 = 1e-5;
 const ERROR_MAX: f32 = 3e-2;
 
