@@ -25,7 +25,7 @@ pub fn rms_norm(team: &mut Team, x: &[f32], rows: &[u32], weight: &[f32], eps: f
 
 /// Adds the root-mean-square norm of each row of `y` to the same row of `x`; `y` holds the norms afterwards.
 ///
-/// Shapes: `x` and `y` [tokens, width], `weight` [width], a multiple of 16.
+/// Shapes: `x` and `y` `[tokens, width]`, `weight` `[width]`, a multiple of 16.
 ///
 /// # Panics
 /// When the shapes do not fit together.

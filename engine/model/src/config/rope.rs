@@ -69,12 +69,12 @@ fn blend(frequency: f64, factor: f32, share: f64) -> f64 {
 
 impl ModelConfig {
     /// The rotation of [`LayerRope::Global`]; `divisors`, if any, divide its frequencies.
-    pub(crate) fn rope(&self, divisors: &[f32]) -> Rope {
+    pub(crate) fn global_rotation(&self, divisors: &[f32]) -> Rope {
         Rope::new(self.rope_pairs, self.rope.frequencies(self.rope_dims, divisors), self.rope.magnitude())
     }
 
     /// The rotation of [`LayerRope::Local`], which costs nothing where no block has it.
-    pub(crate) fn local_rope(&self) -> Rope {
+    pub(crate) fn local_rotation(&self) -> Rope {
         let is_used = self.blocks.iter().any(|block| block.rope == LayerRope::Local);
         let dims = if is_used { self.rope_dims } else { 0 };
         Rope::new(self.rope_pairs, self.local_rope.frequencies(dims, &[]), self.local_rope.magnitude())
