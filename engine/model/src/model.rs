@@ -69,7 +69,7 @@ pub enum CacheUse {
     /// The weights are from it.
     Restored,
     /// The weights were repacked, and can be saved for the next start.
-    Unsaved(UnsavedWeights),
+    Unsaved(Box<UnsavedWeights>),
 }
 
 /// What [`Model::load`] makes of a file's content, and what `model inspect` tries.
@@ -116,7 +116,7 @@ impl Model {
             (Some(_), Origin::Cache(_)) => CacheUse::Restored,
             (Some(CacheLookup { folder, hint }), Origin::Repacked(other)) => {
                 let reason = reason.or(other.take());
-                CacheUse::Unsaved(UnsavedWeights::new(folder, digest, *hint, &parts.weights.packed, reason))
+                CacheUse::Unsaved(Box::new(UnsavedWeights::new(folder, digest, *hint, &parts.weights.packed, reason)))
             }
         };
         Ok(Loaded { model: Self { name: model_name(&checkpoint, path), digest, parts }, cache })

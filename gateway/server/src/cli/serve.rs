@@ -78,7 +78,7 @@ fn folder_of(cache: &WeightsCache) -> Option<PathBuf> {
 }
 
 /// Writes repacked weights for the next start, while this one goes on. The program's end does not wait for it.
-fn save(weights: UnsavedWeights) {
+fn save(weights: Box<UnsavedWeights>) {
     if let Some(reason) = weights.reason() {
         tracing::warn!(%reason, "repacked weights in the cache could not be used and are written anew");
     }
