@@ -40,6 +40,7 @@ def an_answer_has_text_usage_and_a_reason_to_end():
     expect(answer.object == "chat.completion" and answer.model == MODEL, "object and model are as asked")
     expect("Paris" in text(answer), f"the model knows Paris, it said {text(answer)!r}")
     expect(answer.choices[0].message.role == "assistant", "the assistant answers")
+    expect(answer.system_fingerprint.startswith("fp_"), f"the model has a fingerprint: {answer.system_fingerprint!r}")
     expect(answer.choices[0].finish_reason in ("stop", "length"), "it ends for a reason")
     usage = answer.usage
     expect(usage.prompt_tokens > 0 and 0 < usage.completion_tokens <= 24, f"usage is counted: {usage}")

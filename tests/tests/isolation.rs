@@ -53,7 +53,7 @@ async fn start() -> Result<World> {
 impl World {
     /// A stream of globex's that stays open: its pages are live, and its reader does not read on.
     fn victim(&self) -> Result<impl Iterator<Item = Result<e2e::Event>> + use<>> {
-        let body = chat(MODEL, "Globex' secret is the number 8841. Repeat it many times.", 400, true);
+        let body = chat(MODEL, "Globex' secret is the number 8841. Write a very long story about it.", 400, true);
         let (_, mut events) = self.globex.stream("/v1/chat/completions", &body)?;
         events.next().context("the victim's stream is empty")??;
         Ok(events)
@@ -152,6 +152,47 @@ async fn a_fault_in_the_middle_of_a_stream_cuts_it_there() -> Result<()> {
     let report = Arc::into_inner(world).context("the world is still in use")?.log_report().await?;
     ensure!(report["entries"]["incident"] == 1, "{report}");
     ensure!(report["pages"]["foreign"] == 1, "the foreign read is counted in its response: {report}");
+    Ok(())
+}
+
+/// Not an isolation fault, and no answer either: an error, a fault entry, and everybody else goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn output_that_is_no_number_ends_one_answer_and_is_on_record() -> Result<()> {
+    let world = Arc::new(start().await?);
+    let w = world.clone();
+    let (victim, mut events) = blocking(move || {
+        let victim = w.victim()?;
+        let body = chat(MODEL, "Count from one to a hundred in words.", 400, true);
+        let (_, mut events) = w.acme.stream("/v1/chat/completions", &body)?;
+        events.next().context("no first event")??;
+        Ok((victim, events))
+    })
+    .await?;
+    world.engine.plant(vec![Fault::Logit { reader: acme()?, value: f32::NAN }]);
+    let w = world.clone();
+    let (rest, whole) = blocking(move || {
+        let rest = events.by_ref().filter_map(Result::ok).collect::<Vec<_>>();
+        Ok((rest, w.acme.post("/v1/chat/completions", &ask(false))?))
+    })
+    .await?;
+    ensure!(rest.iter().all(|event| event.data != "[DONE]"), "a cut stream must not look complete");
+    ensure!(rest.iter().all(|event| !event.data.contains("\"finish_reason\":\"")), "nor finished");
+    let last: Value = serde_json::from_str(&rest.last().context("the stream ended without a word")?.data)?;
+    ensure!(last["error"]["code"] == "output_not_a_number", "the stream ended with {last}");
+    ensure!(whole.status == 500, "status {}", whole.status);
+    ensure!(whole.text()?.contains("output_not_a_number"));
+    world.engine.plant(Vec::new());
+    let w = world.clone();
+    blocking(move || {
+        ensure!(!w.acme.ask(&ask(false))?.0.is_empty(), "no answer without the fault");
+        let end = victim.collect::<Result<Vec<_>>>()?.pop().context("the other's stream broke")?.data;
+        ensure!(end == "[DONE]", "the other's stream ended with {end}");
+        Ok(())
+    })
+    .await?;
+    let report = Arc::into_inner(world).context("the world is still in use")?.log_report().await?;
+    ensure!(report["entries"]["fault"] == 2 && report["responses"]["error"] == 2, "{report}");
+    ensure!(report["entries"]["incident"].as_u64().unwrap_or(0) == 0, "{report}");
     Ok(())
 }
 

@@ -35,7 +35,14 @@ fn an_answer_can_be_proved_to_a_stranger_and_a_changed_one_cannot() -> Result<()
     write("log.vkey", &acme.get("/v1/isolation/key")?.body)?;
     let all = ["receipt", "receipt", "--request", "request.json", "--response", "response.json"];
     let sound = verify(&all, folder.path())?;
-    ensure!(sound.status.success(), "{}", String::from_utf8_lossy(&sound.stdout));
+    let shown = String::from_utf8_lossy(&sound.stdout).into_owned();
+    ensure!(sound.status.success(), "{shown}");
+    // One fingerprint in the list of models, in the answer and in the record.
+    let models: Value = serde_json::from_slice(&acme.get("/v1/models")?.body)?;
+    let fingerprint = models["data"][0]["fingerprint"].as_str().context("no fingerprint")?;
+    ensure!(fingerprint.len() == 64 && shown.contains(&format!("fingerprint sha256 {fingerprint}\n")), "{shown}");
+    let answer: Value = serde_json::from_slice(&response.body)?;
+    ensure!(answer["system_fingerprint"] == format!("fp_{}", &fingerprint[..16]), "{answer}");
 
     // One changed byte of the answer, the request or the receipt.
     let answer = String::from_utf8(response.body)?;

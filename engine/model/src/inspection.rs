@@ -5,9 +5,11 @@ use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 
 use crate::checkpoint::{Checkpoint, OpenCheckpointError};
 use crate::config::ModelConfig;
+use crate::fingerprint;
 use crate::gguf::{Gguf, Value};
 use crate::model::{Parts, model_name};
 use crate::tensor_kind::TensorKind;
@@ -37,6 +39,8 @@ pub struct Inspection {
     pub tokenizer: Option<TokenizerFacts>,
     /// The file brings a chat template.
     pub chat_template: bool,
+    /// [`crate::Model::fingerprint`], hexadecimal; `None` when the engine does not run it.
+    pub fingerprint: Option<String>,
     /// Why the engine does not run it; `None` when it does.
     pub refusal: Option<String>,
 }
@@ -82,12 +86,16 @@ pub fn inspect(path: &Path, threads: usize) -> Result<Inspection, OpenCheckpoint
     let checkpoint = Checkpoint::open(path)?;
     let metadata = |key| checkpoint.gguf().and_then(|gguf| gguf.metadata(key));
     let tokenizer = checkpoint.tokenizer().ok();
+    let digest = checkpoint.digest();
+    // Only loading it tells whether all of it fits.
+    let parts = Parts::load(&checkpoint, threads);
+    let fingerprint = |parts: &Parts| hex::encode(Sha256::digest(fingerprint::description(digest, parts)));
     Ok(Inspection {
         name: model_name(&checkpoint, path),
         architecture: checkpoint.architecture().map(printable),
         licence: metadata("general.license").and_then(Value::as_str).map(printable),
         bytes: checkpoint.bytes(),
-        sha256: hex::encode(checkpoint.digest()),
+        sha256: hex::encode(digest),
         gguf_version: checkpoint.gguf().map(Gguf::version),
         file_type: metadata("general.file_type").and_then(Value::as_u64).map(file_type),
         tensors: shares(&checkpoint),
@@ -102,8 +110,8 @@ pub fn inspect(path: &Path, threads: usize) -> Result<Inspection, OpenCheckpoint
             byte_tokens_missing: tokenizer.byte_tokens_missing(),
         }),
         chat_template: checkpoint.has_chat_template(),
-        // Only loading it tells whether all of it fits.
-        refusal: Parts::load(&checkpoint, threads).err().map(|error| printable(&error.to_string())),
+        fingerprint: parts.as_ref().ok().map(fingerprint),
+        refusal: parts.err().map(|error| printable(&error.to_string())),
     })
 }
 
@@ -180,6 +188,9 @@ impl fmt::Display for Inspection {
             line("unwritable", &format!("{} of 256 bytes", tokenizer.byte_tokens_missing))?;
         }
         line("chat template", &yes_no(self.chat_template))?;
+        if let Some(fingerprint) = &self.fingerprint {
+            line("fingerprint", fingerprint)?;
+        }
         match &self.refusal {
             None => line("runs", &"yes"),
             Some(refusal) => line("runs", &format!("no: {refusal}")),

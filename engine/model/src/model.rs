@@ -157,7 +157,7 @@ impl Model {
     /// What [`Model::fingerprint`] is the digest of: a line for each part.
     #[must_use]
     pub fn fingerprint_text(&self) -> String {
-        fingerprint::description(self)
+        fingerprint::description(self.digest, &self.parts)
     }
 
     /// BLAKE3 of the weights as the kernels read them: the same whether they were repacked from the file or restored from

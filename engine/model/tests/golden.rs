@@ -140,7 +140,10 @@ fn greedy_decoding_gives_the_tokens_of_the_reference() {
         let mut input = case.prompt.clone();
         let mut position = 0;
         for (step, &(first, second, margin)) in case.steps.iter().enumerate() {
-            let ours = best(decoder.logits(&input, position));
+            let logits = decoder.logits(&input, position);
+            let ours = best(logits);
+            // Where more than two are near, ours may be one that the reference does not name.
+            let own_margin = logits[ours as usize] - logits[first as usize];
             positions += 1;
             agreed += usize::from(ours == first);
             strict += usize::from(margin >= MARGIN_MIN);
@@ -148,7 +151,7 @@ fn greedy_decoding_gives_the_tokens_of_the_reference() {
                 let line =
                     format!("{}, token {step}: {ours}, reference {first} or {second}, margin {margin}", case.name);
                 println!("{line}");
-                if margin >= MARGIN_MIN || ours != second {
+                if margin >= MARGIN_MIN || (ours != second && own_margin >= MARGIN_MIN) {
                     wrong.push(line);
                 }
             }

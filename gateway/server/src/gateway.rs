@@ -34,6 +34,8 @@ pub(crate) struct Services {
     pub(crate) model: ModelName,
     pub(crate) model_digest: Digest,
     pub(crate) model_fingerprint: Digest,
+    /// The beginning of it, as the OpenAI API writes such a thing.
+    pub(crate) system_fingerprint: Arc<str>,
     /// Unix seconds.
     pub(crate) started: u64,
     /// One turn for each prompt that may be tokenized at the same time.
@@ -227,12 +229,17 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
     if config.metrics == MetricsReaders::Everyone {
         tracing::warn!("everyone who reaches the listener may read the tenants' names and usage under /metrics");
     }
+    let model_fingerprint = Digest(engine.model_fingerprint());
+    if engine.model().chat_template().is_none() {
+        tracing::warn!(%model, "the model has no chat template: chat requests are refused, plain completions work");
+    }
     let services = Services {
         keys,
         authz,
         model,
         model_digest: Digest(engine.model().digest()),
-        model_fingerprint: Digest(engine.model_fingerprint()),
+        model_fingerprint,
+        system_fingerprint: format!("fp_{}", &model_fingerprint.to_string()[..16]).into(),
         engine,
         audit,
         metrics,

@@ -25,3 +25,13 @@ pub use exchange::ConnectionLimits;
 pub use gateway::{Gateway, StartError};
 pub use metrics::StartMetricsError;
 pub use tls::{LoadTlsError, TlsFiles};
+
+/// What a route says of a request's body, for the fuzz targets: nothing is computed.
+///
+/// # Errors
+/// The message that a client would get.
+#[doc(hidden)]
+pub fn check_request_body(chat: bool, body: &[u8]) -> Result<(), String> {
+    let api = if chat { generate::Api::Chat } else { generate::Api::Text };
+    generate::Generate::parse(api, body, 0).map(drop).map_err(|error| error.to_string())
+}

@@ -5,6 +5,7 @@
 //! response; only a keep-alive comment, due when a prefill takes long, can send it earlier.
 
 use crate::exchange::{Exchange, Gone};
+use crate::gateway::Services;
 use crate::generate::{Api, Generate};
 use crate::respond::{Refusal, RequestError};
 use audit_log::{OpenEntry, Released, Sealed};
@@ -12,6 +13,7 @@ use bytes::Bytes;
 use engine_runtime::{Steps, Usage};
 use policies_domain::{FinishReason, ModelName, Permit, RequestId, Step};
 use serde::Serialize;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::{Instant, sleep_until};
 
@@ -22,15 +24,18 @@ pub(crate) struct Format {
     api: Api,
     request: RequestId,
     model: ModelName,
+    system_fingerprint: Arc<str>,
     include_usage: bool,
     /// The longest silence on a stream.
     comment_interval: Duration,
 }
 
 impl Format {
-    pub(crate) fn of(generate: &Generate, api: Api, permit: &Permit, comment_interval: Duration) -> Self {
+    pub(crate) fn of(generate: &Generate, api: Api, permit: &Permit, on: &Services) -> Self {
         let Generate { stream, include_usage, .. } = *generate;
-        Self { stream, api, request: permit.request(), model: permit.model().clone(), include_usage, comment_interval }
+        let (request, model) = (permit.request(), permit.model().clone());
+        let (system_fingerprint, comment_interval) = (on.system_fingerprint.clone(), on.limits.comment_interval);
+        Self { stream, api, request, model, system_fingerprint, include_usage, comment_interval }
     }
 }
 
@@ -191,6 +196,7 @@ impl<'a> Reply<'a> {
             object,
             created: self.created,
             model: self.format.model.as_str(),
+            system_fingerprint: &self.format.system_fingerprint,
             choices,
             usage,
         };
@@ -226,6 +232,8 @@ struct CompletionObject<'a> {
     object: &'a str,
     created: u64,
     model: &'a str,
+    /// Changes when the same request may get another answer; the receipt has all of it.
+    system_fingerprint: &'a str,
     choices: &'a [Choice<'a>],
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<UsageObject>,

@@ -8,7 +8,7 @@ use crate::reply::Reply;
 use crate::respond::{Fault, RequestError, refusal};
 use crate::serve::serve;
 use gateway_auth::AuthError;
-use policies_domain::{ModelName, Principal, RequestId};
+use policies_domain::{Principal, RequestId};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -144,12 +144,13 @@ fn authenticate(http: &Exchange, on: &Services) -> Result<Principal, AuthError> 
     on.keys.authenticate(http.credential().as_ref())
 }
 
-fn model_object(model: &ModelName, created: u64) -> serde_json::Value {
-    json!({"id": model.as_str(), "object": "model", "created": created, "owned_by": "bulkhead"})
+fn model_object(on: &Services) -> serde_json::Value {
+    let (id, fingerprint) = (on.model.as_str(), on.model_fingerprint.to_string());
+    json!({"id": id, "object": "model", "created": on.started, "owned_by": "bulkhead", "fingerprint": fingerprint})
 }
 
 fn models(principal: &Principal, on: &Services) -> Answer {
-    let listed = on.authz.lists(principal, &on.model).then(|| model_object(&on.model, on.started));
+    let listed = on.authz.lists(principal, &on.model).then(|| model_object(on));
     let list = json!({"object": "list", "data": listed.as_slice()});
     Answer::new(200, JSON, list.to_string())
 }
@@ -159,7 +160,7 @@ fn model(principal: &Principal, name: &str, on: &Services) -> Result<Answer, Req
     if !on.authz.lists(principal, model) {
         return Err(RequestError::UnknownModel);
     }
-    Ok(Answer::new(200, JSON, model_object(model, on.started).to_string()))
+    Ok(Answer::new(200, JSON, model_object(on).to_string()))
 }
 
 fn ready(on: &Services) -> Answer {

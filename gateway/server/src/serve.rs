@@ -24,7 +24,7 @@ pub(crate) async fn serve(http: &mut Exchange, api: Api, on: &Arc<Services>) -> 
     let permit = on.authz.permit(&principal, request, model, &generate.facts())?; // denied unless a rule allows it
 
     // From here on the client is watched: when it leaves, what is awaited is dropped.
-    let format = Format::of(&generate, api, &permit, on.limits.comment_interval);
+    let format = Format::of(&generate, api, &permit, on);
     let sequence = http.while_connected(tokenize(on, &permit, generate.prompt)).await??; // carries the permit's label
     let facts =
         RequestFacts { body: &body, model: on.model_digest, fingerprint: on.model_fingerprint, stream: format.stream };

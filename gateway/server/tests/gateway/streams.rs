@@ -188,7 +188,8 @@ async fn a_client_that_does_not_read_is_cut() {
 #[tokio::test]
 async fn a_full_queue_says_when_to_come_back() {
     let world = start(|config| (config.engine.sequences_max, config.engine.queue_max) = (1, 1)).await;
-    let long = json!({"stream": true, "max_tokens": 2000});
+    let story = json!([{"role": "user", "content": "Tell me a very long story about a lighthouse keeper."}]);
+    let long = json!({"messages": story, "stream": true, "max_tokens": 2000, "temperature": 0});
     let mut running = Client::connect(world.address()).await;
     running.send(world.post(CHAT, &chat(&long))).await;
     assert!(running.sees("data: ").await);
