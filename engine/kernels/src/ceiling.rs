@@ -125,9 +125,9 @@ impl<const STREAMS: usize> Kernel for Read<'_, STREAMS> {
 /// What multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Multiplication {
-    /// Four products of bytes added to an i32: [`Simd::dot_unsigned`].
+    /// Four products of bytes added to an i32: `dot_unsigned` of the vector trait.
     BytesDot,
-    /// A product of f32 added to an f32: [`Simd::fma`].
+    /// A product of f32 added to an f32: `fma` of the vector trait.
     FloatFma,
 }
 
