@@ -14,10 +14,10 @@ pub(crate) fn description(file: [u8; 32], parts: &Parts) -> String {
     let (template, none) = (parts.chat_template.as_ref(), || "none".to_owned());
     let template = template.map_or_else(none, |template| hex::encode(template.digest()));
     let (file, numerics) = (hex::encode(file), hex::encode(numerics::profile(&parts.weights)));
-    let tokenizer = hex::encode(parts.tokenizer.digest());
+    let (weights, tokenizer) = (hex::encode(parts.weights.digest), hex::encode(parts.tokenizer.digest()));
     format!(
         "bulkhead model fingerprint\nversion {FINGERPRINT_VERSION}\nfile {file}\nnumerics {numerics}\n\
-         tokenizer {tokenizer}\nchat template {template}\n"
+         weights {weights}\ntokenizer {tokenizer}\nchat template {template}\n"
     )
 }
 
@@ -36,11 +36,12 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         let file = format!("file {}", hex::encode(model.digest()));
         let numerics = format!("numerics {}", hex::encode(model.numerics_profile()));
-        assert_eq!(lines[..4], ["bulkhead model fingerprint", "version 1", &file, &numerics]);
+        let weights = format!("weights {}", hex::encode(model.weights_digest()));
+        assert_eq!(lines[..5], ["bulkhead model fingerprint", "version 1", &file, &numerics, &weights]);
         // Another digest here means that records of the same tokenizer and template no longer compare.
         let tokenizer = "tokenizer 7cbfcee3c7eb634035cb7fb7692d423c58000ebfee9fdcac9add1b517cb4aa76";
         let template = "chat template 872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788";
-        assert_eq!(lines[4..], [tokenizer, template]);
+        assert_eq!(lines[5..], [tokenizer, template]);
         assert!(text.ends_with('\n'));
         let inspection = inspect(&path, 2).unwrap();
         assert_eq!(inspection.fingerprint, Some(hex::encode(model.fingerprint())));

@@ -148,7 +148,8 @@ impl Model {
         numerics::profile(&self.parts.weights)
     }
 
-    /// SHA-256 of everything that decides which tokens a request gets: file, numerics profile, tokenizer, chat template.
+    /// SHA-256 of everything that decides which tokens a request gets: file, numerics profile, weights, tokenizer,
+    /// chat template.
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 32] {
         Sha256::digest(self.fingerprint_text()).into()
