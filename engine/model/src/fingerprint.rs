@@ -3,6 +3,8 @@
 //! Two programs with the same fingerprint give a prompt the same tokens and those tokens the same logits, bit for bit.
 //! It goes into every record, so that an answer can be computed again by somebody else, and a difference has a name.
 
+use engine_kernels::KvKind;
+
 use crate::model::Parts;
 use crate::numerics;
 
@@ -10,10 +12,10 @@ use crate::numerics;
 const FINGERPRINT_VERSION: u32 = 1;
 
 /// The fingerprint as text: a line for each part, each ended by a line feed. Documented in `docs/log-format.md`.
-pub(crate) fn description(file: [u8; 32], parts: &Parts) -> String {
+pub(crate) fn description(file: [u8; 32], parts: &Parts, kv: KvKind) -> String {
     let (template, none) = (parts.chat_template.as_ref(), || "none".to_owned());
     let template = template.map_or_else(none, |template| hex::encode(template.digest()));
-    let (file, numerics) = (hex::encode(file), hex::encode(numerics::profile(&parts.weights)));
+    let (file, numerics) = (hex::encode(file), hex::encode(numerics::profile(&parts.weights, kv)));
     let (weights, tokenizer) = (hex::encode(parts.weights.digest), hex::encode(parts.tokenizer.digest()));
     format!(
         "bulkhead model fingerprint\nversion {FINGERPRINT_VERSION}\nfile {file}\nnumerics {numerics}\n\
@@ -23,6 +25,7 @@ pub(crate) fn description(file: [u8; 32], parts: &Parts) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::gguf::Gguf;
     use crate::gguf::tests::{File, number, numbers, strings};
     use crate::{ChatTemplate, Model, Tokenizer, inspect, test_model};
@@ -32,10 +35,10 @@ mod tests {
     fn the_text_names_every_part_and_inspection_shows_its_digest() {
         let path = test_model::path();
         let model = Model::load(&path, 2).unwrap();
-        let text = model.fingerprint_text();
+        let text = model.fingerprint_text(KvKind::Bf16);
         let lines: Vec<&str> = text.lines().collect();
         let file = format!("file {}", hex::encode(model.digest()));
-        let numerics = format!("numerics {}", hex::encode(model.numerics_profile()));
+        let numerics = format!("numerics {}", hex::encode(model.numerics_profile(KvKind::Bf16)));
         let weights = format!("weights {}", hex::encode(model.weights_digest()));
         assert_eq!(lines[..5], ["bulkhead model fingerprint", "version 1", &file, &numerics, &weights]);
         // Another digest here means that records of the same tokenizer and template no longer compare.
@@ -43,8 +46,10 @@ mod tests {
         let template = "chat template 872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788";
         assert_eq!(lines[5..], [tokenizer, template]);
         assert!(text.ends_with('\n'));
+        let of: BTreeSet<_> = KvKind::ALL.map(|kv| model.fingerprint(kv)).into();
+        assert_eq!(of.len(), KvKind::ALL.len(), "what K and V are stored as decides bits");
         let inspection = inspect(&path, 2).unwrap();
-        assert_eq!(inspection.fingerprint, Some(hex::encode(model.fingerprint())));
+        assert_eq!(inspection.fingerprint, Some(hex::encode(model.fingerprint(KvKind::Bf16))));
     }
 
     #[test]

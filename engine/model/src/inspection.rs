@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
+use engine_kernels::KvKind;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -39,7 +40,7 @@ pub struct Inspection {
     pub tokenizer: Option<TokenizerFacts>,
     /// The file brings a chat template.
     pub chat_template: bool,
-    /// [`crate::Model::fingerprint`], hexadecimal; `None` when the engine does not run it.
+    /// [`crate::Model::fingerprint`] with the default kind of K and V, hexadecimal; `None` when the engine does not run it.
     pub fingerprint: Option<String>,
     /// Why the engine does not run it; `None` when it does.
     pub refusal: Option<String>,
@@ -89,7 +90,8 @@ pub fn inspect(path: &Path, threads: usize) -> Result<Inspection, OpenCheckpoint
     let digest = checkpoint.digest();
     // Only loading it tells whether all of it fits.
     let parts = Parts::load(&checkpoint, threads);
-    let fingerprint = |parts: &Parts| hex::encode(Sha256::digest(fingerprint::description(digest, parts)));
+    let fingerprint =
+        |parts: &Parts| hex::encode(Sha256::digest(fingerprint::description(digest, parts, KvKind::default())));
     Ok(Inspection {
         name: model_name(&checkpoint, path),
         architecture: checkpoint.architecture().map(printable),

@@ -27,7 +27,7 @@ pub use engine_kernels::{KernelFamily, KvKind, KvShape, KvStore, KvStoreError, P
 pub use forward::{Forward, ForwardError};
 pub use gguf::{Array, Gguf, GgufError, TensorView, Value};
 pub use inspection::{Inspection, TensorShare, TokenizerFacts, inspect};
-pub use model::{CacheUse, LoadModelError, LoadOptions, Loaded, Model};
+pub use model::{CacheUse, ChatUnavailable, LoadModelError, LoadOptions, Loaded, Model};
 pub use tensor_kind::TensorKind;
 pub use tokenizer::{LoadTokenizerError, TEXT_BYTES_MAX, TokenizeError, Tokenizer};
 pub use weights::LoadWeightsError;

@@ -3,16 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use engine_kernels::KvKind;
 use sha2::{Digest, Sha256};
 
-use crate::chat_template::ChatTemplate;
+use crate::chat_template::{ChatMessage, ChatTemplate, ChatTemplateError};
 use crate::checkpoint::{Checkpoint, OpenCheckpointError, ReadTemplateError};
 use crate::config::{ConfigError, ModelConfig};
 use crate::fingerprint;
 use crate::numerics;
 use crate::packed_weights::{Origin, Packer};
 use crate::tokenizer::{LoadTokenizerError, Tokenizer};
-use crate::weights::{LoadWeightsError, Weights};
+use crate::weights::{EMBEDDING, LoadWeightsError, Weights};
 use crate::weights_cache::{CacheLookup, UnsavedWeights, UnusableCache};
 
 /// Why a model could not be loaded.
@@ -30,9 +31,28 @@ pub enum LoadModelError {
     /// A chat template that cannot be compiled.
     #[error(transparent)]
     Template(#[from] ReadTemplateError),
+    /// The tokenizer gives tokens that the model has no embedding for, or the other way round.
+    #[error("the tokenizer has {tokens} tokens and the embedding {rows} rows: they are not of one model")]
+    Vocabulary {
+        /// Of the tokenizer.
+        tokens: usize,
+        /// Of the embedding.
+        rows: usize,
+    },
     /// Tensors are missing or do not fit.
     #[error(transparent)]
     Weights(#[from] LoadWeightsError),
+}
+
+/// Why a model that runs takes no conversations. Plain completions work.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum ChatUnavailable {
+    /// No template.
+    #[error("the model brings no chat template")]
+    NoTemplate,
+    /// A template that compiles and does not even take one short message.
+    #[error("the model's chat template does not take the simplest conversation: {0}")]
+    Template(#[from] ChatTemplateError),
 }
 
 /// A model, ready to run. Shared between threads behind an `Arc`.
@@ -144,21 +164,21 @@ impl Model {
     /// tokens has the same logits bit for bit, on whichever machine of one system, family of kernels and number of
     /// threads. A build whose kernels round or sum otherwise has another profile.
     #[must_use]
-    pub fn numerics_profile(&self) -> [u8; 32] {
-        numerics::profile(&self.parts.weights)
+    pub fn numerics_profile(&self, kv: KvKind) -> [u8; 32] {
+        numerics::profile(&self.parts.weights, kv)
     }
 
     /// SHA-256 of everything that decides which tokens a request gets: file, numerics profile, weights, tokenizer,
     /// chat template.
     #[must_use]
-    pub fn fingerprint(&self) -> [u8; 32] {
-        Sha256::digest(self.fingerprint_text()).into()
+    pub fn fingerprint(&self, kv: KvKind) -> [u8; 32] {
+        Sha256::digest(self.fingerprint_text(kv)).into()
     }
 
     /// What [`Model::fingerprint`] is the digest of: a line for each part.
     #[must_use]
-    pub fn fingerprint_text(&self) -> String {
-        fingerprint::description(self.digest, &self.parts)
+    pub fn fingerprint_text(&self, kv: KvKind) -> String {
+        fingerprint::description(self.digest, &self.parts, kv)
     }
 
     /// BLAKE3 of the weights as the kernels read them: the same whether they were repacked from the file or restored from
@@ -180,6 +200,15 @@ impl Model {
         self.parts.chat_template.as_ref()
     }
 
+    /// Whether conversations can be had at all, found out with the simplest one: to be said at the start, and not by the
+    /// first request.
+    ///
+    /// # Errors
+    /// [`ChatUnavailable`].
+    pub fn check_chat(&self) -> Result<(), ChatUnavailable> {
+        check_chat(self.chat_template(), self.tokenizer())
+    }
+
     /// Which kernels compute with the weights, such as `avx512-vnni`, `avx2` or `scalar`.
     #[must_use]
     pub fn kernels(&self) -> &'static str {
@@ -189,6 +218,12 @@ impl Model {
     pub(crate) fn weights(&self) -> &Weights {
         &self.parts.weights
     }
+}
+
+fn check_chat(template: Option<&ChatTemplate>, tokenizer: &Tokenizer) -> Result<(), ChatUnavailable> {
+    let message = ChatMessage { role: "user".to_owned(), content: "Hello".to_owned() };
+    template.ok_or(ChatUnavailable::NoTemplate)?.tokens(tokenizer, &[message])?;
+    Ok(())
 }
 
 impl Parts {
@@ -202,6 +237,11 @@ impl Parts {
         cache: Option<&CacheLookup<'_>>,
     ) -> Result<Self, LoadModelError> {
         let config = checkpoint.config()?;
+        if let Some([_, rows]) = checkpoint.tensor(EMBEDDING).map(|tensor| tensor.shape)
+            && *rows != config.vocab
+        {
+            return Err(LoadModelError::Vocabulary { tokens: config.vocab, rows: *rows });
+        }
         let chat_template = checkpoint.chat_template()?;
         let (tokenizer, weights) = thread::scope(|scope| {
             let tokenizer = scope.spawn(|| checkpoint.tokenizer());
@@ -261,6 +301,44 @@ mod tests {
         std::fs::write(&path, b"GG").unwrap();
         assert!(error(&path).contains("does not begin with `GGUF`"), "{}", error(&path));
         assert!(error(folder.path()).contains("the folder has no `config.json`"), "{}", error(folder.path()));
+    }
+
+    #[test]
+    fn a_vocabulary_of_another_model_is_named() {
+        use crate::gguf::tests::{File, float, number, scalar, strings};
+        let file = File::default()
+            .key("general.architecture", scalar("llama"))
+            .key("llama.block_count", number(1))
+            .key("llama.embedding_length", number(32))
+            .key("llama.attention.head_count", number(2))
+            .key("llama.feed_forward_length", number(32))
+            .key("llama.context_length", number(128))
+            .key("llama.attention.layer_norm_rms_epsilon", float(1e-5))
+            .key("tokenizer.ggml.model", scalar("gpt2"))
+            .key("tokenizer.ggml.pre", scalar("gpt-2"))
+            .key("tokenizer.ggml.tokens", strings(&["a", "b", "c"]))
+            .key("tokenizer.ggml.merges", strings(&[]))
+            .tensor("token_embd.weight", &[32, 4], 0, 0)
+            .data(vec![0; 32 * 4 * 4]);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("other.gguf");
+        std::fs::write(&path, file.bytes()).unwrap();
+        let error = Model::load(&path, 1).unwrap_err().to_string();
+        assert_eq!(error, "the tokenizer has 3 tokens and the embedding 4 rows: they are not of one model");
+    }
+
+    #[test]
+    fn whether_a_model_takes_conversations_is_known_at_the_start() {
+        let tokenizer = Tokenizer::from_gguf(&Gguf::open(&test_model::path()).unwrap()).unwrap();
+        let check = |source| check_chat(Some(&ChatTemplate::new(source).unwrap()), &tokenizer);
+        assert_eq!(check_chat(None, &tokenizer), Err(ChatUnavailable::NoTemplate));
+        assert_eq!(check("{{ messages[0].content }}"), Ok(()));
+        let error = check("{{ raise_exception('only tools') }}").unwrap_err().to_string();
+        let simplest = "the model's chat template does not take the simplest conversation: ";
+        assert_eq!(error, format!("{simplest}the model's chat template refuses the conversation: only tools"));
+        let endless = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}";
+        assert_eq!(check(endless), Err(ChatUnavailable::Template(ChatTemplateError::TooMuchWork)));
+        assert!(matches!(check("{{ messages[0].content.nothing() }}"), Err(ChatUnavailable::Template(_))));
     }
 
     #[test]

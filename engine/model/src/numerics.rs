@@ -18,18 +18,17 @@ const PROFILE_VERSION: u32 = 2;
 const KERNEL_CLASS: u32 = 1;
 
 /// SHA-256 of [`description`].
-pub(crate) fn profile(weights: &Weights) -> [u8; 32] {
-    Sha256::digest(description(weights)).into()
+pub(crate) fn profile(weights: &Weights, kv: KvKind) -> [u8; 32] {
+    Sha256::digest(description(weights, kv)).into()
 }
 
 /// The profile as text: a line for each fact, each ended by a line feed; then the element types of all matrices, in the
 /// order in which a forward pass reads them (token embeddings; of each layer Q, K, V, attention output, gate, up, down;
 /// head), one a line.
-fn description(weights: &Weights) -> String {
+fn description(weights: &Weights, kv: KvKind) -> String {
     let mut text = format!(
         "bulkhead numerics profile\nversion {PROFILE_VERSION}\nkernel class {KERNEL_CLASS}\n\
-         activations i8 in blocks of {ACTIVATION_BLOCK}\nkv {kv} in pages of {PAGE_TOKENS} tokens\nmatrices\n",
-        kv = KvKind::default().name()
+         activations i8 in blocks of {ACTIVATION_BLOCK}\nkv {kv} in pages of {PAGE_TOKENS} tokens\nmatrices\n"
     );
     for matrix in weights.matrices() {
         // INVARIANT: writing to a string does not fail.

@@ -9,7 +9,7 @@ mod test_model;
 
 use std::sync::Arc;
 
-use engine_model::{Forward, KernelFamily, KvShape, KvStore, Model, PageRef, Span};
+use engine_model::{Forward, KernelFamily, KvKind, KvShape, KvStore, Model, PageRef, Span};
 use sha2::{Digest, Sha256};
 
 const PROFILE: &str = "1789df1592dddef066bd01e5c1e3a6f3c081be38db7ca9b1d84c4b03d66167fd";
@@ -46,7 +46,7 @@ fn digest_of_logits(model: &Arc<Model>, tokens: &[u32], family: KernelFamily) ->
 #[test]
 fn changed_bits_need_another_profile() {
     let model = Arc::new(Model::load(&test_model::path(), 2).unwrap());
-    assert_eq!(hex::encode(model.numerics_profile()), PROFILE, "the profile");
+    assert_eq!(hex::encode(model.numerics_profile(KvKind::default())), PROFILE, "the profile");
     for (prompt, wanted) in GOLDEN_BITS {
         let tokens = model.tokenizer().encode(prompt, false).unwrap();
         assert!((5..40).contains(&tokens.len()), "{} tokens", tokens.len());

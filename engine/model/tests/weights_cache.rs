@@ -6,7 +6,7 @@ mod test_model;
 
 use std::path::{Path, PathBuf};
 
-use engine_model::{CacheUse, LoadOptions, Loaded, Model, UnusableCache};
+use engine_model::{CacheUse, KvKind, LoadOptions, Loaded, Model, UnusableCache};
 
 fn load(model: &Path, cache: &Path) -> Loaded {
     Model::load_with(model, &LoadOptions { threads: 2, weights_cache: Some(cache.to_owned()) }).unwrap()
@@ -61,7 +61,7 @@ fn weights_that_were_changed_in_the_cache_have_another_digest() {
     };
     assert_eq!(model.digest(), honest.digest());
     assert_ne!(model.weights_digest(), honest.weights_digest());
-    assert_ne!(model.fingerprint(), honest.fingerprint());
+    assert_ne!(model.fingerprint(KvKind::Bf16), honest.fingerprint(KvKind::Bf16));
 }
 
 #[test]

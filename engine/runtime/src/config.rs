@@ -1,5 +1,6 @@
 //! Sizes of one engine, and what can go wrong before it runs.
 
+use engine_kernels::KvKind;
 use engine_kv::PAGE_TOKENS;
 
 /// Sizes and bounds of one engine.
@@ -16,6 +17,10 @@ pub struct EngineConfig {
     pub queue_max: usize,
     /// Prompt tokens that one prefill step takes. Running decodes wait that long.
     pub prefill_chunk_tokens: usize,
+    /// Tokens of prompt and completion together that a request may have; the model's context when `None`.
+    pub context_tokens_max: Option<usize>,
+    /// What K and V are stored as: part of the model's fingerprint.
+    pub kv: KvKind,
 }
 
 impl EngineConfig {
@@ -37,6 +42,8 @@ impl Default for EngineConfig {
             sequences_max: Self::SEQUENCES_MAX,
             queue_max: Self::QUEUE_MAX,
             prefill_chunk_tokens: Self::PREFILL_CHUNK_TOKENS,
+            context_tokens_max: None,
+            kv: KvKind::default(),
         }
     }
 }
@@ -54,6 +61,16 @@ pub enum StartEngineError {
         /// The largest sensible value.
         value_max: usize,
     },
+    /// More context than the model was trained for: its answers would decay unnoticed.
+    #[error(
+        "engine setting `context_tokens_max` is {context_tokens_max}, the model's context has {context_length} tokens"
+    )]
+    Context {
+        /// As given.
+        context_tokens_max: usize,
+        /// The model's.
+        context_length: usize,
+    },
     /// The KV store could not be made.
     #[error("the KV store could not be made")]
     Store(#[from] engine_kernels::KvStoreError),
@@ -66,13 +83,18 @@ pub enum StartEngineError {
 }
 
 impl EngineConfig {
-    pub(crate) fn check(&self) -> Result<(), StartEngineError> {
+    /// `context_length` is the model's.
+    pub(crate) fn check(&self, context_length: usize) -> Result<(), StartEngineError> {
+        if let Some(context_tokens_max) = self.context_tokens_max.filter(|tokens| *tokens > context_length) {
+            return Err(StartEngineError::Context { context_tokens_max, context_length });
+        }
         let bounds = [
             ("threads", self.threads, 1024),
             ("pages", self.pages, u32::MAX as usize / PAGE_TOKENS),
             ("sequences_max", self.sequences_max, 4096),
             ("queue_max", self.queue_max, 1 << 20),
             ("prefill_chunk_tokens", self.prefill_chunk_tokens, 4096),
+            ("context_tokens_max", self.context_tokens_max.unwrap_or(1), context_length),
         ];
         match bounds.into_iter().find(|(_, value, value_max)| *value == 0 || value > value_max) {
             Some((name, value, value_max)) => Err(StartEngineError::Setting { name, value, value_max }),
@@ -92,9 +114,21 @@ mod tests {
 
     #[test]
     fn a_size_of_zero_is_named() {
-        assert!(EngineConfig::default().check().is_ok());
-        let error = EngineConfig { pages: 0, ..EngineConfig::default() }.check().unwrap_err();
+        assert!(EngineConfig::default().check(8).is_ok());
+        let error = EngineConfig { pages: 0, ..EngineConfig::default() }.check(8).unwrap_err();
         assert_eq!(error.to_string(), "engine setting `pages` is 0, it must be between 1 and 268435455");
-        assert!(EngineConfig { threads: 5000, ..EngineConfig::default() }.check().is_err());
+        assert!(EngineConfig { threads: 5000, ..EngineConfig::default() }.check(8).is_err());
+        let error = EngineConfig { context_tokens_max: Some(0), ..EngineConfig::default() }.check(8).unwrap_err();
+        assert_eq!(error.to_string(), "engine setting `context_tokens_max` is 0, it must be between 1 and 8");
+    }
+
+    #[test]
+    fn a_context_beyond_the_model_s_is_refused_before_the_first_request() {
+        let of = |context_tokens_max| EngineConfig { context_tokens_max, ..EngineConfig::default() };
+        assert!(of(None).check(8192).is_ok() && of(Some(8192)).check(8192).is_ok());
+        assert_eq!(
+            of(Some(8193)).check(8192).unwrap_err().to_string(),
+            "engine setting `context_tokens_max` is 8193, the model's context has 8192 tokens"
+        );
     }
 }

@@ -112,14 +112,14 @@ impl Engine {
     /// # Errors
     /// [`StartEngineError`].
     pub fn start(model: Arc<Model>, config: EngineConfig) -> Result<Self, StartEngineError> {
-        config.check()?;
+        config.check(model.config().context_length)?;
         let shape = KvShape {
             layers: model.config().layers,
             kv_heads: model.config().kv_heads,
             head_dim: model.config().head_dim,
             pages: config.pages,
         };
-        let store = KvStore::new(shape)?;
+        let store = KvStore::with_kind(shape, config.kv)?;
         let mut boot_secret = [0; 32];
         getrandom::fill(&mut boot_secret).map_err(|_| StartEngineError::Entropy)?;
         // INVARIANT: `config.check` bounds `pages` below `u32::MAX`.
@@ -149,10 +149,11 @@ impl Engine {
             let _alive = alive;
             stepper.run();
         })?;
-        let context_max = model.config().context_length.min(config.pages * PAGE_TOKENS);
+        let context_length = config.context_tokens_max.unwrap_or(model.config().context_length);
+        let context_max = context_length.min(config.pages * PAGE_TOKENS);
         let thread = Mutex::new(Some(thread));
         Ok(Self(Arc::new(Handle {
-            fingerprint: model.fingerprint(),
+            fingerprint: model.fingerprint(config.kv),
             model,
             pool,
             inbox,
@@ -176,7 +177,8 @@ impl Engine {
         self.0.fingerprint
     }
 
-    /// Tokens of prompt and completion together at most: the model's context, or the pool if that is smaller.
+    /// Tokens of prompt and completion together at most: the configured context, else the model's, or the pool if that is
+    /// smaller.
     #[must_use]
     pub fn context_max(&self) -> usize {
         self.0.context_max

@@ -20,6 +20,7 @@ mod steps;
 
 pub use config::{EngineConfig, StartEngineError};
 pub use engine::{Engine, EngineStats, SubmitError};
+pub use engine_kernels::KvKind;
 #[cfg(feature = "fault-injection")]
 pub use fault::Fault;
 pub use sampling::Sampling;

@@ -2,13 +2,21 @@
 
 mod rig;
 
+use engine_kernels::KvKind;
 use engine_runtime::{Engine, EngineConfig, PromptInput, Sampling, StepError, SubmitError, TokenizeError};
 use policies_domain::{FinishReason, Label};
 use rig::{ACME, GLOBEX, answer, engine, greedy, permit, submit};
 use std::time::{Duration, Instant};
 
-const SMALL: EngineConfig =
-    EngineConfig { threads: 2, pages: 256, sequences_max: 16, queue_max: 16, prefill_chunk_tokens: 32 };
+const SMALL: EngineConfig = EngineConfig {
+    threads: 2,
+    pages: 256,
+    sequences_max: 16,
+    queue_max: 16,
+    prefill_chunk_tokens: 32,
+    context_tokens_max: None,
+    kv: KvKind::Bf16,
+};
 const STORY: &str = "Once upon a time there was a small village by the sea, and in it";
 
 #[tokio::test]
@@ -166,6 +174,18 @@ async fn a_seed_repeats_its_answer() {
     let other = answer(submit(&engine, ACME, 3, STORY, sampling(6))).await;
     assert_eq!(first.text, second.text);
     assert_ne!(first.text, other.text);
+}
+
+#[tokio::test]
+async fn a_smaller_context_than_the_model_s_can_be_set() {
+    let engine = engine(EngineConfig { context_tokens_max: Some(20), ..SMALL });
+    assert_eq!(engine.context_max(), 20);
+    let permit = permit(ACME, 1);
+    let sequence = engine.tokenize(&permit, &PromptInput::Tokens(vec![100; 15])).unwrap();
+    let refused = engine.submit(&permit, sequence, greedy(6)).unwrap_err();
+    assert_eq!(refused, SubmitError::TooLong { tokens: 21, tokens_max: 20 });
+    let tokenize = |count| engine.tokenize(&permit, &PromptInput::Tokens(vec![100; count]));
+    assert!(matches!(tokenize(20), Err(TokenizeError::TooLong { tokens_max: 19, .. })));
 }
 
 #[tokio::test]

@@ -3,12 +3,20 @@
 
 mod rig;
 
+use engine_kernels::KvKind;
 use engine_runtime::{EngineConfig, Fault, PromptInput, StepError};
 use policies_domain::{Label, PageRead};
 use rig::{ACME, GLOBEX, answer, engine, greedy, submit, tenant};
 
-const CONFIG: EngineConfig =
-    EngineConfig { threads: 2, pages: 64, sequences_max: 4, queue_max: 4, prefill_chunk_tokens: 32 };
+const CONFIG: EngineConfig = EngineConfig {
+    threads: 2,
+    pages: 64,
+    sequences_max: 4,
+    queue_max: 4,
+    prefill_chunk_tokens: 32,
+    context_tokens_max: None,
+    kv: KvKind::Bf16,
+};
 
 #[tokio::test]
 async fn a_foreign_capability_shows_in_the_trace_with_its_owner() {

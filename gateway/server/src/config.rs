@@ -2,7 +2,7 @@
 
 use crate::exchange::ConnectionLimits;
 use crate::tls::TlsFiles;
-use engine_runtime::EngineConfig;
+use engine_runtime::{EngineConfig, KvKind};
 use gateway_auth::{KeyHash, TenantKey};
 use policies_domain::{ModelName, TenantName};
 use std::fmt;
@@ -284,6 +284,10 @@ fn read_engine(settings: &mut Settings<'_>, engine: &mut EngineConfig) {
     settings.count("sequences_max", 1..=4096, &mut engine.sequences_max);
     settings.count("queue_max", 1..=1 << 20, &mut engine.queue_max);
     settings.count("prefill_chunk_tokens", 1..=4096, &mut engine.prefill_chunk_tokens);
+    settings.set("context_tokens_max", "a whole number from 1", &mut engine.context_tokens_max, |value| {
+        usize::try_from(value.as_integer()?).ok().filter(|tokens| *tokens > 0).map(Some)
+    });
+    settings.set("kv", "\"bf16\", \"f32\" or \"int8\"", &mut engine.kv, |value| KvKind::parse(value.as_str()?));
 }
 
 fn read_limits(settings: &mut Settings<'_>, limits: &mut Limits) {

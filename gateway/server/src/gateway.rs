@@ -230,8 +230,8 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         tracing::warn!("everyone who reaches the listener may read the tenants' names and usage under /metrics");
     }
     let model_fingerprint = Digest(engine.model_fingerprint());
-    if engine.model().chat_template().is_none() {
-        tracing::warn!(%model, "the model has no chat template: chat requests are refused, plain completions work");
+    if let Err(reason) = engine.model().check_chat() {
+        tracing::warn!(%model, %reason, "chat requests will be refused; plain completions work");
     }
     let services = Services {
         keys,

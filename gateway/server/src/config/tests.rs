@@ -17,7 +17,7 @@ fn a_full_configuration_is_read() {
         "listen = \"0.0.0.0:0\"\ndata_dir = \"data\"\nmodel = \"m.gguf\"\nweights_cache = \"off\"\nserved_name = \"small\"\nrules = \"r.toml\"\n\
          origin = \"example.org/log\"\nmetrics = \"nobody\"\n\
          [tls]\ncertificate = \"c.pem\"\nprivate_key = \"k.pem\"\nclient_authorities = \"a.pem\"\n\
-         [engine]\nthreads = 2\npages = 64\nsequences_max = 4\nqueue_max = 8\nprefill_chunk_tokens = 32\n\
+         [engine]\nthreads = 2\npages = 64\nsequences_max = 4\nqueue_max = 8\nprefill_chunk_tokens = 32\ncontext_tokens_max = 512\nkv = \"f32\"\n\
          [limits]\nbody_bytes_max = 4096\nconnections_max = 7\ntokenizers_max = 1\nsse_comment_interval_ms = 20\n\
          head_timeout_ms = 1\nidle_timeout_ms = 2\nbody_timeout_ms = 3\nwrite_timeout_ms = 4\nsend_bytes_per_second_min = 5\n\
          [[tenants]]\nname = \"acme\"\nkey_hash = \"{HASH}\"\n[[tenants]]\nname = \"globex\"\nkey_hash = \"{HASH}\"\n"
@@ -26,7 +26,8 @@ fn a_full_configuration_is_read() {
     assert_eq!(config.listen.to_string(), "0.0.0.0:0");
     assert_eq!(config.tls.unwrap().client_authorities, Some(PathBuf::from("a.pem")));
     assert_eq!(config.served_name.unwrap().as_str(), "small");
-    assert_eq!(config.engine.pages, 64);
+    assert_eq!((config.engine.pages, config.engine.context_tokens_max), (64, Some(512)));
+    assert_eq!(config.engine.kv, KvKind::F32);
     assert_eq!(config.weights_cache, WeightsCache::Off);
     assert_eq!(config.limits.comment_interval, Duration::from_millis(20));
     assert_eq!(config.limits.connection.send_bytes_per_second_min, 5);
@@ -47,7 +48,7 @@ fn what_is_not_said_has_a_default() {
 #[test]
 fn all_mistakes_are_reported_at_once() {
     let text = "listen = 8080\ndata_dir = \"\"\nport = 1\nmetrics = \"all\"\nweights_cache = \"\"\norigin = \"two words\"\n\
-                [engine]\nthreads = 0\npage = 1\n[limits]\nbody_bytes_max = -1\nwrite_timeout_ms = 1.5\n\
+                [engine]\nthreads = 0\npage = 1\ncontext_tokens_max = 0\nkv = \"f64\"\n[limits]\nbody_bytes_max = -1\nwrite_timeout_ms = 1.5\n\
                 [[tenants]]\nname = \"Acme\"\nkey_hash = \"12\"\nkey = \"bk_\"\n[[tenants]]\n";
     assert_eq!(
         mistakes(text),
@@ -59,6 +60,8 @@ fn all_mistakes_are_reported_at_once() {
             "`origin` must be a name without spaces and `+`",
             "`metrics` must be \"loopback\", \"everyone\" or \"nobody\"",
             "`engine.threads` must be a whole number from 1 to 1024",
+            "`engine.context_tokens_max` must be a whole number from 1",
+            "`engine.kv` must be \"bf16\", \"f32\" or \"int8\"",
             "`engine.page` is not a setting",
             "`limits.body_bytes_max` must be a whole number from 1024 to 1073741824",
             "`limits.write_timeout_ms` must be a number of milliseconds from 1 to 86400000",
