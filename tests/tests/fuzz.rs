@@ -10,11 +10,15 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Changes of each seed.
 const CHANGES: u64 = 200;
 
-/// Counts what is allocated. Each test has a process of its own (nextest) or runs alone for its part of the peak.
+/// One target at a time, for the peak is the whole process's.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Counts what is allocated.
 struct Counting;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
@@ -89,6 +93,7 @@ fn changed(seed: &[u8], other: &[u8], state: &mut u64) -> Vec<u8> {
 
 /// Runs a target over its seeds and their changes; none may take more than `bytes_max` at a time.
 fn exercise(name: &str, bytes_max: usize, target: fn(&[u8])) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(name);
     let mut paths: Vec<PathBuf> = std::fs::read_dir(&folder).unwrap().map(|item| item.unwrap().path()).collect();
     paths.sort();
@@ -123,6 +128,22 @@ const MODEL_BYTES_MAX: usize = 32 << 20;
 const TEMPLATE_BYTES_MAX: usize = 600 << 20;
 /// Far above what any of the others needs for its few kilobytes of input.
 const SMALL_BYTES_MAX: usize = 4 << 20;
+
+/// Otherwise the targets would only see that everything is refused.
+#[test]
+fn the_seeds_of_models_are_models() {
+    let seeds = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds");
+    engine_model::Model::load(&seeds.join("gguf/q8_0.gguf"), 1).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for (seed, name) in [
+        ("model/config.json", "config.json"),
+        ("tokenizer_json/byte_level.json", "tokenizer.json"),
+        ("safetensors/bf16.safetensors", "model.safetensors"),
+    ] {
+        std::fs::copy(seeds.join(seed), folder.path().join(name)).unwrap();
+    }
+    engine_model::Model::load(folder.path(), 1).unwrap();
+}
 
 #[test]
 fn gguf() {
