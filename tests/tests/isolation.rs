@@ -53,7 +53,7 @@ async fn start() -> Result<World> {
 impl World {
     /// A stream of globex's that stays open: its pages are live, and its reader does not read on.
     fn victim(&self) -> Result<impl Iterator<Item = Result<e2e::Event>> + use<>> {
-        let body = chat(MODEL, "Globex' secret is the number 8841. Write a very long story about it.", 400, true);
+        let body = chat(MODEL, "Globex' secret is the number 8841. Write a very long story about it.", 1_500, true);
         let (_, mut events) = self.globex.stream("/v1/chat/completions", &body)?;
         events.next().context("the victim's stream is empty")??;
         Ok(events)
