@@ -1,5 +1,7 @@
 //! Quantised inputs of matrix products: `i8` in blocks of 32 with a scale each.
 
+use std::ops::Range;
+
 use crate::shared_slice::SharedSlice;
 use crate::simd::{LANES, Simd};
 
@@ -65,6 +67,42 @@ impl Activations {
     pub(crate) fn row(&self, token: usize) -> &[Block] {
         let row_blocks = self.width / BLOCK;
         &self.blocks[token * row_blocks..][..row_blocks]
+    }
+}
+
+/// The same blocks of `N` tokens, to be gone through together.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a, const N: usize> {
+    /// All of one length.
+    rows: [&'a [Block]; N],
+}
+
+impl<'a, const N: usize> Rows<'a, N> {
+    /// Blocks `blocks` of the tokens from `first` on.
+    #[inline(always)]
+    pub(crate) fn new(input: &'a Activations, first: usize, blocks: Range<usize>) -> Self {
+        let mut rows: [&[Block]; N] = [&[]; N];
+        for (token, row) in rows.iter_mut().enumerate() {
+            *row = &input.row(first + token)[blocks.clone()];
+        }
+        Self { rows }
+    }
+
+    /// The `index`-th block of the range of each token. In the innermost loops a comparison for each of them costs as much
+    /// as the multiplications.
+    ///
+    /// # Safety
+    /// The range has such a block.
+    #[inline(always)]
+    pub(crate) unsafe fn blocks(&self, index: usize) -> [&'a Block; N] {
+        debug_assert!(self.rows.iter().all(|row| index < row.len()), "a block of the range");
+        // SAFETY: all rows are as long as the range, which has the block by the caller's promise.
+        let mut blocks = [unsafe { self.rows[0].get_unchecked(index) }; N];
+        for token in 1..N {
+            // SAFETY: as above.
+            blocks[token] = unsafe { self.rows[token].get_unchecked(index) };
+        }
+        blocks
     }
 }
 

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use crate::kv_store::{KvStore, PAGE_TOKENS, PageRef, Slab};
-use crate::read_set::{factor, first_page, page_term, tokens_of_page};
+use crate::read_set::{factor, first_page, page_term, place_factor, tokens_of_page};
 use crate::rope::HeadShape;
 use crate::shared_slice::SharedSlice;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
@@ -69,6 +69,8 @@ pub struct AttentionPlan {
     tiles: Vec<Tile>,
     /// Most segments of a tile.
     segments: usize,
+    /// The factors of as many places as any sequence has had pages.
+    places: Vec<u64>,
     threads: Vec<Mutex<Scratch>>,
     /// Results of segments that are joined later.
     partials: Vec<Partial>,
@@ -112,6 +114,7 @@ impl AttentionPlan {
             row += tokens.len();
         }
         self.segments = self.tiles.iter().map(Tile::segments).max().unwrap_or(0);
+        self.places.extend((self.places.len()..self.segments * SEGMENT_PAGES).map(place_factor));
 
         let rows = TILE_TOKENS * shape.heads / shape.kv_heads;
         self.threads.resize_with(threads, Mutex::default);
@@ -175,11 +178,11 @@ pub fn attention(
 
     let family = team.family();
     let shares_segments = plan.shares_segments(shape, team.threads());
-    let AttentionPlan { tiles, segments, threads, partials, partial_outputs } = plan;
-    let (tiles, threads, segments) = (&*tiles, &*threads, *segments);
+    let AttentionPlan { tiles, segments, places, threads, partials, partial_outputs } = plan;
+    let (tiles, threads, segments, places) = (&*tiles, &*threads, *segments, &places[..]);
     let group_rows = TILE_TOKENS * shape.heads / shape.kv_heads;
     let out = SharedSlice::new(out);
-    let reader = Reader { store, layer, shape, window, spans, qkv, faults };
+    let reader = Reader { store, layer, shape, window, spans, places, qkv, faults };
 
     let scratch = |thread: usize| threads[thread].lock().unwrap_or_else(PoisonError::into_inner);
     if !shares_segments {
@@ -230,6 +233,7 @@ struct Reader<'a> {
     shape: HeadShape,
     window: Option<usize>,
     spans: &'a [Span<'a>],
+    places: &'a [u64],
     qkv: &'a [f32],
     faults: &'a PageFaults,
 }
@@ -255,23 +259,23 @@ impl<'a> Reader<'a> {
         let is_last = tile.position == last_tile(span.position, span.tokens.len());
         let mut terms = 0u64;
         let pages = self.pages(tile, segment);
-        let mut slabs: Option<SegmentSlabs<'a>> = None;
-        for (place, index) in pages.clone().enumerate() {
-            let page = span.pages[index];
-            let Some(slab) = self.store.slab(self.layer, page) else {
+        let mut slabs = SegmentSlabs { slabs: [self.store.no_slab(); SEGMENT_PAGES], count: pages.len() };
+        let places = std::iter::zip(&span.pages[pages.clone()], &self.places[pages.clone()]);
+        for ((held, index), (page, place)) in std::iter::zip(&mut slabs.slabs, pages).zip(places) {
+            let Some(slab) = self.store.slab(self.layer, *page) else {
                 self.faults.record(tile.span, self.layer, page.page);
                 return None;
             };
             if is_last {
                 let loaded = PageRef { page: page.page, tag: slab.tag() };
-                terms = terms.wrapping_add(page_term(loaded, index, tokens_of_page(index, tile.end())));
+                terms = terms.wrapping_add(page_term(loaded, *place, tokens_of_page(index, tile.end())));
             }
-            slabs.get_or_insert(SegmentSlabs { slabs: [slab; SEGMENT_PAGES], count: pages.len() }).slabs[place] = slab;
+            *held = slab;
         }
         if is_last {
             self.faults.add_reads(tile.span, terms.wrapping_mul(factor(self.layer, kv_head)));
         }
-        slabs
+        Some(slabs)
     }
 }
 

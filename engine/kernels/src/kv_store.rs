@@ -224,8 +224,14 @@ impl KvStore {
         }
         let slab_bytes = self.layout.slab_bytes();
         let start = page.page as usize * self.page_bytes + layer * slab_bytes;
-        let slab = Slab::new(&self.memory.bytes()[start..start + slab_bytes], self.layout);
+        let slab = Slab::new(&self.memory.bytes()[start..start + slab_bytes], &self.layout);
         (slab.tag() == page.tag).then_some(slab)
+    }
+
+    /// Stands where no slab is yet.
+    #[inline]
+    pub(crate) fn no_slab(&self) -> Slab<'_> {
+        Slab::new(&[], &self.layout)
     }
 
     /// For writing from several threads.

@@ -6,18 +6,22 @@
 //! Whatever touches a vector must be inlined into the function that enables its instructions, so closures that do are
 //! marked, and none is passed to the standard library.
 
-mod blocks;
+mod bytes;
 mod floats;
-mod planes;
+mod minima;
+mod panel;
+mod six;
 mod swiglu;
 
 use std::ops::Range;
 
-use crate::activations::Activations;
+use crate::activations::{Activations, BLOCK};
 use crate::matrix::{Layout, Matrix, TILE};
 use crate::shared_slice::SharedSlice;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 use crate::team::Team;
+use minima::{FIVE_BITS, FOUR_BITS, Five, Grouped, Nibbles};
+use panel::{PANEL_TOKENS, PANEL_TOKENS_MIN, Panel};
 pub use swiglu::{Activation, product_swiglu};
 
 /// Tokens computed at a time at most, by any family.
@@ -82,13 +86,16 @@ impl Kernel for Store<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        let mut panel = Panel::new();
         each_panel(
+            self.matrix,
             self.input,
             #[inline(always)]
             |tokens| {
                 for tile in self.tiles.clone() {
                     each_product(
                         simd,
+                        &mut panel,
                         self.matrix,
                         tile,
                         self.input,
@@ -118,13 +125,16 @@ impl Kernel for Add<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        let mut panel = Panel::new();
         each_panel(
+            self.matrix,
             self.input,
             #[inline(always)]
             |tokens| {
                 for tile in self.tiles.clone() {
                     each_product(
                         simd,
+                        &mut panel,
                         self.matrix,
                         tile,
                         self.input,
@@ -144,56 +154,87 @@ impl Kernel for Add<'_> {
     }
 }
 
-/// Calls `work` for panels of tokens whose activations fit the first-level cache together.
+/// Calls `work` for panels of tokens, at most [`PANEL_TOKENS`]. Where weights are not unpacked ahead, a whole row of
+/// activations is wanted at a time: the panel's fit the first-level cache together.
 #[inline(always)]
-fn each_panel(input: &Activations, mut work: impl FnMut(Range<usize>)) {
-    let panel = (PANEL_BYTES / input.width()).next_multiple_of(TOKENS_AT_ONCE).max(TOKENS_AT_ONCE);
+fn each_panel(matrix: &Matrix, input: &Activations, mut work: impl FnMut(Range<usize>)) {
+    let panel = match matrix.layout() {
+        Layout::Nibbles | Layout::Five | Layout::FourGrouped | Layout::FiveGrouped => PANEL_TOKENS,
+        Layout::Bytes | Layout::F32 | Layout::F16 | Layout::BF16 | Layout::SixGrouped => {
+            (PANEL_BYTES / input.width()).next_multiple_of(TOKENS_AT_ONCE).clamp(TOKENS_AT_ONCE, PANEL_TOKENS)
+        }
+    };
     for first in (0..input.tokens()).step_by(panel) {
         work(first..input.tokens().min(first + panel));
     }
 }
 
-/// One tile times each of `tokens`, with the matrix's bias if it has one; `sink` gets the token and its 16 outputs.
+/// One tile times each of a panel's `tokens`, with the matrix's bias if it has one; `sink` gets the token and its 16
+/// outputs.
 #[inline(always)]
 fn each_product<S: Simd>(
     simd: S,
+    panel: &mut Panel,
     matrix: &Matrix,
     tile: usize,
     input: &Activations,
     tokens: Range<usize>,
     mut sink: impl FnMut(usize, S::F),
 ) {
-    let weights = matrix.tile(tile);
+    let (weights, blocks) = (matrix.tile(tile), matrix.width() / BLOCK);
     #[expect(clippy::manual_map, reason = "a closure would not be inlined into the function that enables the vectors")]
     let bias = match matrix.bias(tile) {
         None => None,
         Some(bias) => Some(simd.load(bias)),
     };
+    macro_rules! give {
+        ($token:expr, $sum:expr) => {
+            match bias {
+                None => sink($token, $sum),
+                Some(bias) => sink($token, simd.add($sum, bias)),
+            }
+        };
+    }
+    if tokens.len() >= PANEL_TOKENS_MIN {
+        let sums = match matrix.layout() {
+            Layout::Nibbles => Some(panel.product(simd, Nibbles::new(weights, blocks), input, tokens.clone())),
+            Layout::Five => Some(panel.product(simd, Five::new(weights, blocks), input, tokens.clone())),
+            Layout::FourGrouped => {
+                Some(panel.product(simd, Grouped::<FOUR_BITS>::new(weights, blocks), input, tokens.clone()))
+            }
+            Layout::FiveGrouped => {
+                Some(panel.product(simd, Grouped::<FIVE_BITS>::new(weights, blocks), input, tokens.clone()))
+            }
+            Layout::Bytes | Layout::F32 | Layout::F16 | Layout::BF16 | Layout::SixGrouped => None,
+        };
+        if let Some(sums) = sums {
+            for (token, sum) in tokens.zip(sums) {
+                give!(token, simd.load(sum));
+            }
+            return;
+        }
+    }
     let mut token = tokens.start;
     macro_rules! at_once {
         ($count:literal) => {
             while S::TOKENS_MAX >= $count && tokens.end - token >= $count {
-                let sums = match matrix.layout() {
-                    Layout::Nibbles => blocks::nibbles::<S, $count>(simd, weights, input, token),
-                    Layout::Bytes => blocks::bytes::<S, $count>(simd, weights, input, token),
-                    Layout::F32 => floats::f32::<S, $count>(simd, weights, input, token),
-                    Layout::F16 => floats::f16::<S, $count>(simd, weights, input, token),
-                    Layout::BF16 => floats::bf16::<S, $count>(simd, weights, input, token),
-                    Layout::Five => planes::five::<S, $count>(simd, weights, input, token),
+                let sums: [S::F; $count] = match matrix.layout() {
+                    Layout::Nibbles => minima::direct(simd, Nibbles::new(weights, blocks), input, token),
+                    Layout::Bytes => bytes::bytes(simd, weights, input, token),
+                    Layout::F32 => floats::f32(simd, weights, input, token),
+                    Layout::F16 => floats::f16(simd, weights, input, token),
+                    Layout::BF16 => floats::bf16(simd, weights, input, token),
+                    Layout::Five => minima::direct(simd, Five::new(weights, blocks), input, token),
                     Layout::FourGrouped => {
-                        planes::grouped::<S, $count, { planes::FOUR_BITS }>(simd, weights, input, token)
+                        minima::direct(simd, Grouped::<FOUR_BITS>::new(weights, blocks), input, token)
                     }
                     Layout::FiveGrouped => {
-                        planes::grouped::<S, $count, { planes::FIVE_BITS }>(simd, weights, input, token)
+                        minima::direct(simd, Grouped::<FIVE_BITS>::new(weights, blocks), input, token)
                     }
-                    Layout::SixGrouped => planes::six::<S, $count>(simd, weights, input, token),
+                    Layout::SixGrouped => six::six(simd, weights, input, token),
                 };
                 for (index, sum) in sums.into_iter().enumerate() {
-                    let sum = match bias {
-                        None => sum,
-                        Some(bias) => simd.add(sum, bias),
-                    };
-                    sink(token + index, sum);
+                    give!(token + index, sum);
                 }
                 token += $count;
             }

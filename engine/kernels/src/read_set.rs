@@ -5,19 +5,25 @@
 //! 2^64 and do not depend on any order. Whoever knows which pages a sequence owns, from another source than the block
 //! table that the kernels were given, computes the same number with [`ReadSetRule::expected`].
 //!
-//! Terms and factors are odd: a page that is missing or doubled in one group of heads of one layer always shows; any
-//! other difference goes unseen with a chance of about 2^-64, as long as nobody chooses it against these constants.
+//! Factors are odd and no term is 0 but by a chance of 2^-64: a page that is missing, doubled or exchanged for another in
+//! one group of heads of one layer shows; other differences go unseen with a chance of about 2^-64, as long as nobody
+//! chooses them against these constants. The price is two multiplications for a page, layer and group of heads.
 
 use crate::attention::last_tile;
 use crate::kv_store::{PAGE_TOKENS, PageRef};
 
-/// The term of a page that is the `index`-th of its sequence and holds `tokens` of it.
+/// The term of a page that holds `tokens` of its sequence at a place with this factor: see [`place_factor`].
 #[inline]
-#[must_use]
-pub fn page_term(page: PageRef, index: usize, tokens: usize) -> u64 {
+pub(crate) fn page_term(page: PageRef, place: u64, tokens: usize) -> u64 {
     let whose = u64::from(page.page) << 32 | u64::from(page.tag);
-    let place = (index as u64) << 8 | tokens as u64;
-    mix(mix(whose).wrapping_add(place)) | 1
+    // The upper half of the product depends on all bits: it becomes the lower one, whose differences count most.
+    whose.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32).wrapping_add(tokens as u64).wrapping_mul(place)
+}
+
+/// The factor of the `index`-th page of a sequence.
+#[inline]
+pub(crate) fn place_factor(index: usize) -> u64 {
+    mix(index as u64) | 1
 }
 
 /// The factor of a layer and a group of heads.
@@ -76,7 +82,7 @@ impl ReadSetRule {
         self.windows.iter().fold(0u64, |digest, (window, factors)| {
             let first = first_page(last_tile(position, tokens), *window);
             let terms = pages.iter().enumerate().skip(first);
-            let terms = terms.map(|(index, page)| page_term(*page, index, tokens_of_page(index, end)));
+            let terms = terms.map(|(index, page)| page_term(*page, place_factor(index), tokens_of_page(index, end)));
             digest.wrapping_add(terms.fold(0u64, u64::wrapping_add).wrapping_mul(*factors))
         })
     }
@@ -114,12 +120,34 @@ mod tests {
     }
 
     #[test]
-    fn one_missing_term_shows_in_any_layer_and_head() {
+    fn one_missing_or_other_term_shows_in_any_layer_and_head() {
+        let term = |page, tag| page_term(PageRef { page, tag }, place_factor(4), 16);
         for layer in 0..40 {
             for kv_head in 0..8 {
-                let term = page_term(PageRef { page: 3, tag: 9 }, 4, 16).wrapping_mul(factor(layer, kv_head));
-                assert!(term % 2 == 1, "an odd number is not 0, nor twice itself");
+                let factor = factor(layer, kv_head);
+                assert_ne!(term(3, 9).wrapping_mul(factor), 0, "missing, or there twice");
+                assert_ne!(term(3, 9).wrapping_mul(factor), term(3, 10).wrapping_mul(factor));
+                assert_ne!(term(3, 9).wrapping_mul(factor), term(4, 9).wrapping_mul(factor));
             }
         }
+    }
+
+    #[test]
+    fn no_two_pages_of_a_long_sequence_can_change_places_unseen() {
+        let rule = ReadSetRule::new(1, [None]);
+        // The tags are alike in the worst way: all the same, and the pages differ in one bit.
+        let pages: Vec<PageRef> = (0..600).map(|page| PageRef { page: page << 7, tag: 1 }).collect();
+        let right = rule.expected(600 * PAGE_TOKENS - 1, 1, &pages);
+        for first in (0..600).step_by(7) {
+            for second in first + 1..600 {
+                let place = |index: usize, page: usize| page_term(pages[page], place_factor(index), PAGE_TOKENS);
+                let before = place(first, first).wrapping_add(place(second, second));
+                let after = place(first, second).wrapping_add(place(second, first));
+                assert_ne!(before, after, "{first} and {second}");
+            }
+        }
+        let mut swapped = pages;
+        swapped.swap(3, 400);
+        assert_ne!(rule.expected(600 * PAGE_TOKENS - 1, 1, &swapped), right);
     }
 }

@@ -87,6 +87,7 @@ pub(crate) trait Simd: Copy {
     fn sum_i32(self, a: Self::I) -> i32;
 
     fn load_bytes(self, from: &[u8; 4 * LANES]) -> Self::B;
+    fn store_bytes(self, value: Self::B, to: &mut [u8; 4 * LANES]);
     fn low_nibbles(self, a: Self::B) -> Self::B;
     fn high_nibbles(self, a: Self::B) -> Self::B;
     /// `a` with bits of `plane` set: each byte of it shifted right by `right` (left, when that is negative; up to 7),

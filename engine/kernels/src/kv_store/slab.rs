@@ -48,11 +48,12 @@ impl SlabLayout {
 #[derive(Clone, Copy)]
 pub(crate) struct Slab<'a> {
     bytes: &'a [u8],
-    layout: SlabLayout,
+    layout: &'a SlabLayout,
 }
 
 impl<'a> Slab<'a> {
-    pub(super) fn new(bytes: &'a [u8], layout: SlabLayout) -> Self {
+    #[inline(always)]
+    pub(super) fn new(bytes: &'a [u8], layout: &'a SlabLayout) -> Self {
         Self { bytes, layout }
     }
 

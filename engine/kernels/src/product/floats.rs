@@ -1,6 +1,6 @@
 //! Tiles of weights that are floats (F32, F16, BF16).
 
-use crate::activations::{Activations, BLOCK, Block};
+use crate::activations::{Activations, BLOCK, Rows};
 use crate::matrix::TILE;
 use crate::product::prefetch;
 use crate::simd::Simd;
@@ -51,23 +51,26 @@ fn floats<S: Simd, const N: usize, const COLUMN: usize>(
     first: usize,
     load: impl Fn(&[u8; COLUMN]) -> S::F,
 ) -> [S::F; N] {
-    let rows: [&[Block]; N] = std::array::from_fn(|token| input.row(first + token));
+    let blocks = input.row(first).len();
+    let rows = Rows::<N>::new(input, first, 0..blocks);
     let mut sums = [simd.splat(0.0); N];
     let columns = tile.as_chunks::<COLUMN>().0;
-    for (index, block) in columns.as_chunks::<BLOCK>().0[..rows[0].len()].iter().enumerate() {
+    for (index, block) in columns.as_chunks::<BLOCK>().0[..blocks].iter().enumerate() {
         if N <= 2 || first == 0 {
-            prefetch(simd, tile, rows[0].len(), index, BLOCK * COLUMN / 64);
+            prefetch(simd, tile, blocks, index, BLOCK * COLUMN / 64);
         }
+        // SAFETY: the rows have `blocks` blocks.
+        let inputs = unsafe { rows.blocks(index) };
         let mut dots = [simd.splat(0.0); N];
         for (column, weights) in block.iter().enumerate() {
             let weights = load(weights);
             for token in 0..N {
-                let value = rows[token][index].quads[column / 4].to_le_bytes()[column % 4] as i8;
+                let value = inputs[token].quads[column / 4].to_le_bytes()[column % 4] as i8;
                 dots[token] = simd.fma(weights, simd.splat(f32::from(value)), dots[token]);
             }
         }
         for token in 0..N {
-            sums[token] = simd.fma(dots[token], simd.splat(rows[token][index].scale), sums[token]);
+            sums[token] = simd.fma(dots[token], simd.splat(inputs[token].scale), sums[token]);
         }
     }
     sums

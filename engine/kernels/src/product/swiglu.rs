@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::{TOKENS_AT_ONCE, each_panel, each_product};
+use super::panel::{PANEL_TOKENS, Panel};
+use super::{each_panel, each_product};
 use crate::KernelFamily;
 use crate::activations::{Activations, ActivationsWriter, BLOCK};
 use crate::matrix::{Matrix, TILE};
@@ -73,46 +74,47 @@ impl Kernel for SwiGlu<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        let mut panel = Panel::new();
+        let mut hidden = [[[0.0; TILE]; 2]; PANEL_TOKENS];
         each_panel(
+            self.gate,
             self.input,
             #[inline(always)]
             |tokens| {
                 for block in self.blocks.clone() {
-                    for first in tokens.clone().step_by(TOKENS_AT_ONCE) {
-                        let tokens = first..tokens.end.min(first + TOKENS_AT_ONCE);
-                        let mut hidden = [[[0.0; TILE]; 2]; TOKENS_AT_ONCE];
-                        for half in 0..2 {
-                            let tile = 2 * block + half;
-                            each_product(
-                                simd,
-                                self.gate,
-                                tile,
-                                self.input,
-                                tokens.clone(),
-                                #[inline(always)]
-                                |token, gate| {
-                                    simd.store(gate, &mut hidden[token - first][half]);
-                                },
-                            );
-                            each_product(
-                                simd,
-                                self.up,
-                                tile,
-                                self.input,
-                                tokens.clone(),
-                                #[inline(always)]
-                                |token, up| {
-                                    let hidden = &mut hidden[token - first][half];
-                                    let gate = self.activation.of(simd, simd.load(hidden));
-                                    simd.store(simd.mul(gate, up), hidden);
-                                },
-                            );
-                        }
-                        for token in tokens {
-                            let [low, high] = hidden[token - first];
-                            // SAFETY: one piece of work has a block of columns.
-                            unsafe { self.out.quantise(simd, token, block, simd.load(&low), simd.load(&high)) };
-                        }
+                    for half in 0..2 {
+                        let tile = 2 * block + half;
+                        each_product(
+                            simd,
+                            &mut panel,
+                            self.gate,
+                            tile,
+                            self.input,
+                            tokens.clone(),
+                            #[inline(always)]
+                            |token, gate| {
+                                simd.store(gate, &mut hidden[token - tokens.start][half]);
+                            },
+                        );
+                        each_product(
+                            simd,
+                            &mut panel,
+                            self.up,
+                            tile,
+                            self.input,
+                            tokens.clone(),
+                            #[inline(always)]
+                            |token, up| {
+                                let hidden = &mut hidden[token - tokens.start][half];
+                                let gate = self.activation.of(simd, simd.load(hidden));
+                                simd.store(simd.mul(gate, up), hidden);
+                            },
+                        );
+                    }
+                    for token in tokens.clone() {
+                        let [low, high] = &hidden[token - tokens.start];
+                        // SAFETY: one piece of work has a block of columns.
+                        unsafe { self.out.quantise(simd, token, block, simd.load(low), simd.load(high)) };
                     }
                 }
             },

@@ -43,9 +43,9 @@ fn row(matrix: &Matrix, row: usize) -> Vec<f32> {
     weights
 }
 
-/// A width of several blocks of either size.
+/// A width of several blocks of either size, and of two segments of a panel.
 fn width_for(kind: MatrixKind) -> usize {
-    if kind.block_weights() == BLOCK { 160 } else { 512 }
+    if kind.block_weights() == BLOCK { 544 } else { 768 }
 }
 
 #[test]
@@ -81,7 +81,8 @@ fn blocks_without_a_scale_become_zeros() {
 
 #[test]
 fn products_are_near_the_definition_and_the_same_bits_everywhere() {
-    let (tokens, rows) = (13, 48);
+    // A whole panel, and one that is not full.
+    let (tokens, rows) = (71, 48);
     for kind in KINDS {
         let width = width_for(kind);
         let input = activations(tokens, width, 3);
@@ -209,13 +210,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
     fn a_token_alone_gets_the_bits_of_a_token_among_many(
-        tokens in 1usize..30,
+        tokens in prop_oneof![1usize..30, 30usize..120],
+        is_wide: bool,
         kind in 0..KINDS.len(),
         threads in 1usize..4,
         seed in any::<u64>(),
     ) {
         let rows = 40;
-        let width = KINDS[kind].block_weights().max(96);
+        let width = if is_wide { 768 } else { KINDS[kind].block_weights().max(96) };
         let matrices = [matrix(KINDS[kind], rows, width, seed), matrix(MatrixKind::Q4_1, 16, width, !seed)];
         let stride = 48 + 16;
         let input = activations(tokens, width, seed);
@@ -244,7 +246,7 @@ fn adding_and_swiglu_are_what_they_say() {
 }
 
 fn check_adding_and_swiglu(activation: Activation, definition: &dyn Fn(f64) -> f64, has_bias: bool) {
-    let (tokens, width, ff) = (9, 64, 96);
+    let (tokens, width, ff) = (53, 64, 96);
     let input = activations(tokens, width, 11);
     let biased = |kind, rows, seed| {
         let bias = if has_bias { values(rows, seed + 50) } else { vec![0.0; rows] };

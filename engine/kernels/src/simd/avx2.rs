@@ -293,6 +293,14 @@ impl Simd for Avx2 {
         unsafe { Pair(_mm256_loadu_si256(from.as_ptr().cast()), _mm256_loadu_si256(from.as_ptr().add(32).cast())) }
     }
     #[inline(always)]
+    fn store_bytes(self, value: Self::B, to: &mut [u8; 4 * LANES]) {
+        // SAFETY: `self` proves the instructions; an array reference is writable, unaligned access is allowed.
+        unsafe {
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), value.0);
+            _mm256_storeu_si256(to.as_mut_ptr().add(32).cast(), value.1);
+        }
+    }
+    #[inline(always)]
     fn low_nibbles(self, a: Self::B) -> Self::B {
         // SAFETY: `self` proves the instructions; on registers only.
         unsafe {

@@ -192,6 +192,11 @@ impl Simd for Avx512 {
         unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
     }
     #[inline(always)]
+    fn store_bytes(self, value: Self::B, to: &mut [u8; 4 * LANES]) {
+        // SAFETY: `self` proves the instructions; an array reference is writable, unaligned access is allowed.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), value) }
+    }
+    #[inline(always)]
     fn low_nibbles(self, a: Self::B) -> Self::B {
         // SAFETY: `self` proves the instructions; on registers only.
         unsafe { _mm512_and_si512(a, _mm512_set1_epi8(15)) }

@@ -322,6 +322,13 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         map([0, 16, 32, 48], |byte| unsafe { vld1q_u8(from.as_ptr().add(byte)) })
     }
     #[inline(always)]
+    fn store_bytes(self, value: Self::B, to: &mut [u8; 4 * LANES]) {
+        for (to, value) in std::iter::zip(to.as_chunks_mut::<16>().0, value) {
+            // SAFETY: `self` proves the instructions; an array reference is writable.
+            unsafe { vst1q_u8(to.as_mut_ptr(), value) };
+        }
+    }
+    #[inline(always)]
     fn low_nibbles(self, a: Self::B) -> Self::B {
         // SAFETY: `self` proves the instructions; on registers only.
         map(a, |a| unsafe { vandq_u8(a, vdupq_n_u8(15)) })

@@ -151,6 +151,10 @@ impl Simd for Scalar {
         *from
     }
     #[inline(always)]
+    fn store_bytes(self, value: Self::B, to: &mut [u8; 4 * LANES]) {
+        *to = value;
+    }
+    #[inline(always)]
     fn low_nibbles(self, a: Self::B) -> Self::B {
         a.map(|byte| byte & 15)
     }
