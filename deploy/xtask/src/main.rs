@@ -12,6 +12,7 @@ mod checks;
 mod mutations;
 mod phase;
 mod setup;
+mod tree;
 
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;

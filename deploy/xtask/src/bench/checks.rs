@@ -1,32 +1,57 @@
-//! What label checks and read-set digests cost, as a share of all instructions of a forward pass.
+//! What label checks and read-set digests cost: the forward pass with them against the same without them.
 //!
-//! Time cannot show half a percent; instructions can. `valgrind --tool=callgrind` counts them on every line, and here
-//! those of the functions that check and digest are added up, wherever they were inlined. Valgrind knows no AVX-512, so
-//! the kernels of AVX2 are counted. Those of AVX-512 do the same checks beside a third or so of the instructions for the
-//! arithmetic: their shares are larger by as much.
+//! "Without" is a copy of the tree in which the checks are taken out of the kernels' text; nothing else differs, and no
+//! switch for it exists in the product. Time hardly shows half a percent, so instructions are counted
+//! (`valgrind --tool=callgrind`); valgrind knows no AVX-512, so these are the kernels of AVX2. The machine's own kernels
+//! are then timed, with and without in turn.
 
 use super::result_file;
 use crate::phase::execute;
 use crate::setup;
-use anyhow::{Context, Result, bail, ensure};
+use crate::tree::{self, apply};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value as Json, json};
-use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-/// The functions whose lines count: the file, and the name that follows `fn`. All functions of that name count; what they
-/// have inlined from the standard library does not.
-const CHECKS: &[(&str, &str)] = &[
-    ("engine/kernels/src/kv_store.rs", "slab"),
-    ("engine/kernels/src/kv_store/slab.rs", "tag"),
-    ("engine/kernels/src/attention.rs", "slabs"),
-    ("engine/kernels/src/read_set.rs", "page_term"),
-    ("engine/kernels/src/read_set.rs", "factor"),
-    ("engine/kernels/src/read_set.rs", "tokens_of_page"),
-    ("engine/kernels/src/read_set.rs", "mix"),
-    ("engine/kernels/src/span.rs", "add_reads"),
-    ("engine/kernels/src/span.rs", "of"),
+/// One check, and the text without it.
+struct Removal {
+    file: &'static str,
+    find: &'static str,
+    replace: &'static str,
+}
+
+const REMOVALS: &[Removal] = &[
+    Removal {
+        file: "engine/kernels/src/kv_store.rs",
+        find: "Option<Slab<'_>> {\n        if page.tag == 0 || self.tags.get(page.page as usize) != Some(&page.tag) {\n            return None;\n        }\n",
+        replace: "Option<Slab<'_>> {\n",
+    },
+    Removal {
+        file: "engine/kernels/src/kv_store.rs",
+        find: "(slab.tag() == page.tag).then_some(slab)",
+        replace: "Some(slab)",
+    },
+    Removal {
+        file: "engine/kernels/src/kv_store.rs",
+        find: "Option<SlabMut<'_>> {\n        if page.tag == 0 || self.tags.get(page.page as usize) != Some(&page.tag) {\n            return None;\n        }\n",
+        replace: "Option<SlabMut<'_>> {\n",
+    },
+    Removal {
+        file: "engine/kernels/src/kv_store.rs",
+        find: "        if first_token {\n            bytes[..4].copy_from_slice(&tag);\n        } else if bytes[..4] != tag {\n            return None;\n        }\n",
+        replace: "        let _ = (first_token, tag);\n",
+    },
+    Removal {
+        file: "engine/kernels/src/attention.rs",
+        find: "        if self.faults.of(tile.span).is_some() {\n            return None;\n        }\n        let span",
+        replace: "        let span",
+    },
+    Removal {
+        file: "engine/kernels/src/attention.rs",
+        find: "let is_last = tile.position == last_tile(span.position, span.tokens.len());",
+        replace: "let is_last = false;",
+    },
 ];
 
 /// Only what this function and its callees do is counted.
@@ -34,156 +59,124 @@ const COUNTED: &str = "engine_model::forward::Forward::run*";
 /// Tokens of the prompt, and of the decodes after it.
 const PROMPT: usize = 512;
 const DECODES: usize = 16;
-
-/// Instructions by file and line.
-type Lines = HashMap<(String, u32), u64>;
+/// Timed runs of each of the two programs.
+const TIMINGS: usize = 9;
 
 pub(super) fn run(root: &Path) -> Result<()> {
-    execute(
-        setup::cargo(root)
-            .args(["build", "--release", "--locked", "-p", "engine-model", "--example", "speed"])
-            .env("CARGO_PROFILE_RELEASE_DEBUG", "line-tables-only"),
-    )?;
-    let bulkhead = super::bulkhead(root)?;
-    let model = super::model(&bulkhead)?;
-    let ranges = ranges(root)?;
-    // The program warms up with one repetition and counts another; it decodes at least once.
-    let short = count(root, &model, 1)?;
-    let long = count(root, &model, 1 + DECODES)?;
-    let prefill = share(&short, &ranges);
-    let (short_checks, short_all) = prefill;
-    let (long_checks, long_all) = share(&long, &ranges);
-    ensure!(short_checks > 0 && long_checks > short_checks, "no instruction of a check was seen: correct the list");
-    let decode = (long_checks - short_checks, long_all - short_all);
-    let row = |(checks, all): (u64, u64)| json!({"instructions": all, "of_checks": checks, "share": checks as f64 / all as f64});
+    let model = super::model(&super::bulkhead(root)?)?;
+    let folder = setup::target(root).join("checks");
+    let tree = folder.join("tree");
+    tree::copy(root, &tree)?;
+    let checked = build(root, &tree, &folder, "checked")?;
+    for Removal { file, find, replace } in REMOVALS {
+        let path = tree.join(file);
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {file}"))?;
+        std::fs::write(&path, apply(&text, find, replace)?).with_context(|| format!("cannot write {file}"))?;
+    }
+    let unchecked = build(root, &tree, &folder, "unchecked")?;
+
+    let (checked_counts, unchecked_counts) = (Counts::of(&checked, &model)?, Counts::of(&unchecked, &model)?);
+    ensure!(checked_counts.prefill > unchecked_counts.prefill, "the checks cost nothing: they were not taken out");
+    let row = |with: u64, without: u64| json!({"with": with, "without": without, "share": (with as f64 - without as f64) / with as f64});
+    let (mut prefill, mut decode) = (Vec::new(), Vec::new());
+    for repetition in 0..=TIMINGS {
+        let (with, without) = (timed(&checked, &model)?, timed(&unchecked, &model)?);
+        // The first repetition warms caches and is not counted.
+        if repetition > 0 {
+            prefill.push(with.0 / without.0);
+            decode.push(with.1 / without.1);
+        }
+    }
     let result = json!({
-        "kernels": "avx2",
-        "functions": CHECKS.iter().map(|(file, name)| format!("{file}: {name}")).collect::<Vec<_>>(),
-        "prefill": row(prefill),
+        "removed": REMOVALS.iter().map(|removal| removal.file).collect::<std::collections::BTreeSet<_>>(),
+        "counted_kernels": "avx2",
+        "prefill": row(checked_counts.prefill, unchecked_counts.prefill),
         "prefill_tokens": PROMPT,
-        "decode": row(decode),
+        "decode": row(checked_counts.decode, unchecked_counts.decode),
         "decode_context": PROMPT,
+        "timed_runs": TIMINGS,
+        "timed_prefill": spread(prefill),
+        "timed_decode": spread(decode),
     });
     for phase in ["prefill", "decode"] {
         let share = result[phase]["share"].as_f64().unwrap_or(f64::NAN);
-        println!("{phase:<8} {:.4} % of the instructions check labels and make digests", share * 100.0);
+        let timed = result[format!("timed_{phase}")]["median"].as_f64().unwrap_or(f64::NAN);
+        println!("{phase:<8} checks are {:.3} % of the instructions; speed with them {timed:.3}", share * 100.0);
     }
     let file = result_file(root, "checks.json");
     std::fs::write(&file, serde_json::to_string_pretty(&result)? + "\n")
         .with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Counts a prompt and `decodes` tokens after it.
-fn count(root: &Path, model: &Path, decodes: usize) -> Result<Lines> {
-    let out = setup::target(root).join(format!("callgrind-{decodes}.out"));
-    let numbers = [PROMPT.to_string(), decodes.to_string()];
+/// Builds the program that runs forward passes, and keeps it under a name.
+fn build(root: &Path, tree: &Path, folder: &Path, name: &str) -> Result<PathBuf> {
+    let target = folder.join("build");
+    execute(
+        setup::cargo(root)
+            .current_dir(tree)
+            .args(["build", "--release", "--locked", "-p", "engine-model", "--example", "speed"])
+            .env("CARGO_TARGET_DIR", &target),
+    )?;
+    let kept = folder.join(name);
+    std::fs::copy(target.join("release/examples/speed"), &kept).context("the program was not built")?;
+    Ok(kept)
+}
+
+/// Instructions of one prompt, and of the decodes after it.
+struct Counts {
+    prefill: u64,
+    decode: u64,
+}
+
+impl Counts {
+    fn of(program: &Path, model: &Path) -> Result<Self> {
+        // The program warms up with one repetition and counts another; it decodes at least once.
+        let (short, long) = (count(program, model, 1)?, count(program, model, 1 + DECODES)?);
+        Ok(Self { prefill: short, decode: long - short })
+    }
+}
+
+fn count(program: &Path, model: &Path, decodes: usize) -> Result<u64> {
+    let out = program.with_extension(format!("{decodes}.callgrind"));
     let mut command = Command::new("valgrind");
     command
-        .args(["--tool=callgrind", "--dump-line=yes"])
+        .arg("--tool=callgrind")
         .arg(format!("--toggle-collect={COUNTED}"))
         .arg(format!("--callgrind-out-file={}", out.display()))
-        .arg(setup::target(root).join("release/examples/speed"))
+        .arg(program)
         .arg(model)
-        .args(["--threads", "1", "--repeats", "1", "--prompt", &numbers[0], "--generate", &numbers[1]])
-        .args([OsStr::new("--family"), OsStr::new("avx2")]);
+        .args(["--threads", "1", "--repeats", "1", "--family", "avx2"])
+        .args(["--prompt", &PROMPT.to_string(), "--generate", &decodes.to_string()]);
     execute(&mut command).context("valgrind is needed (on Debian: apt-get install valgrind)")?;
     let text = std::fs::read_to_string(&out).with_context(|| format!("cannot read {}", out.display()))?;
-    let lines = parse(&text);
-    ensure!(!lines.is_empty(), "nothing was counted: is `{COUNTED}` still the name of the forward pass?");
-    Ok(lines)
+    total(&text).with_context(|| format!("nothing was counted: is `{COUNTED}` still the name of the forward pass?"))
 }
 
-/// Instructions of each line itself, from callgrind's output. Lines of a call say what the callee cost: the line after
-/// `calls=` is left out, because the callee's own lines are in the file too.
+/// The sum over the whole run, in callgrind's output. `None` when it is 0.
 ///
 /// Source: the "Callgrind Format Specification" of valgrind's manual.
-fn parse(text: &str) -> Lines {
-    let mut names: HashMap<String, String> = HashMap::new();
-    let (mut lines, mut file, mut line, mut of_call) = (Lines::new(), String::new(), 0u32, false);
-    for row in text.lines() {
-        if let Some(("fl" | "fi" | "fe", name)) = row.split_once('=') {
-            file = full_name(&mut names, name);
-        } else if let Some(("cfi" | "cfl", name)) = row.split_once('=') {
-            full_name(&mut names, name);
-        } else if row.starts_with("calls=") {
-            of_call = true;
-        } else if row.starts_with(|c: char| c.is_ascii_digit() || "+-*".contains(c)) {
-            let mut words = row.split_whitespace();
-            let position = words.next().unwrap_or_default();
-            line = match position.split_at(1) {
-                ("*", _) => line,
-                ("+", more) => line.saturating_add(more.parse().unwrap_or(0)),
-                ("-", less) => line.saturating_sub(less.parse().unwrap_or(0)),
-                _ => position.parse().unwrap_or(line),
-            };
-            let cost: u64 = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
-            if !of_call {
-                *lines.entry((file.clone(), line)).or_default() += cost;
-            }
-            of_call = false;
-        }
-    }
-    lines
+fn total(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("totals:").or_else(|| line.strip_prefix("summary:")))?;
+    line.split_whitespace().next()?.parse().ok().filter(|total| *total > 0)
 }
 
-/// `(12) path` names a path for the first time, `(12)` says it again.
-fn full_name(names: &mut HashMap<String, String>, name: &str) -> String {
-    match name.split_once(' ') {
-        Some((number, path)) if number.starts_with('(') => {
-            names.insert(number.to_owned(), path.to_owned());
-            path.to_owned()
-        }
-        _ => names.get(name).cloned().unwrap_or_else(|| name.to_owned()),
-    }
+/// Tokens per second of prefill and decode with the machine's best kernels.
+fn timed(program: &Path, model: &Path) -> Result<(f64, f64)> {
+    let output = Command::new(program)
+        .arg(model)
+        .args(["--repeats", "3", "--prompt", &PROMPT.to_string(), "--generate", "64"])
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot start {}", program.display()))?;
+    ensure!(output.status.success(), "{} failed", program.display());
+    let result: Json = serde_json::from_slice(&output.stdout).context("the program's answer is not JSON")?;
+    let speed = |name: &str| result[name]["median"].as_f64().with_context(|| format!("there is no {name}"));
+    Ok((speed("prefill_tokens_per_second")?, speed("decode_tokens_per_second")?))
 }
 
-/// A file and the lines of a function in it.
-type FunctionLines = (&'static str, std::ops::RangeInclusive<u32>);
-
-fn ranges(root: &Path) -> Result<Vec<FunctionLines>> {
-    let mut ranges = Vec::new();
-    for (file, name) in CHECKS {
-        let text = std::fs::read_to_string(root.join(file)).with_context(|| format!("cannot read {file}"))?;
-        let found = functions(&text, name);
-        if found.is_empty() {
-            bail!("{file} has no function `{name}` any more: correct the list of checks");
-        }
-        ranges.extend(found.into_iter().map(|range| (*file, range)));
-    }
-    Ok(ranges)
-}
-
-/// Lines of all functions of a name, by the shape that rustfmt gives them.
-fn functions(text: &str, name: &str) -> Vec<std::ops::RangeInclusive<u32>> {
-    let start = format!("fn {name}");
-    let mut found = Vec::new();
-    let mut open: Option<(u32, usize)> = None;
-    for (number, line) in (1u32..).zip(text.lines()) {
-        let indent = line.len() - line.trim_start().len();
-        match open {
-            None => {
-                let is_it = line.split_once(&start).is_some_and(|(_, rest)| rest.starts_with(['(', '<']));
-                if is_it {
-                    open = Some((number, indent));
-                }
-            }
-            Some((first, at)) if indent == at && line.trim_start().starts_with('}') => {
-                found.push(first..=number);
-                open = None;
-            }
-            Some(_) => {}
-        }
-    }
-    found
-}
-
-/// Instructions of the checks, and of everything.
-fn share(lines: &Lines, ranges: &[FunctionLines]) -> (u64, u64) {
-    let all = lines.values().sum();
-    let is_check =
-        |file: &str, line: u32| ranges.iter().any(|(path, range)| file.ends_with(path) && range.contains(&line));
-    let checks = lines.iter().filter(|((file, line), _)| is_check(file, *line)).map(|(_, cost)| cost).sum();
-    (checks, all)
+fn spread(mut values: Vec<f64>) -> Json {
+    values.sort_by(f64::total_cmp);
+    json!({"median": values.get(values.len() / 2), "min": values.first(), "max": values.last()})
 }
 
 /// The shares of a `checks.json`, in percent: prefill, decode.
@@ -197,30 +190,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instructions_are_added_up_by_line_wherever_they_were_inlined() {
-        let out = "events: Ir\nfl=(1) /x/engine/a.rs\nfn=(1) run\n10 5\n+2 7\nfi=(2) /x/engine/kv.rs\n20 3\nfe=(1)\n* 1\n\
-                   cfi=(3) /x/other.rs\ncfn=(2) callee\ncalls=1 30\n12 1000\n-2 2\nfl=(3)\nfn=(2)\n30 1000\n";
-        let lines = parse(out);
-        let of = |file: &str, line| lines.get(&(format!("/x/{file}"), line)).copied();
-        assert_eq!(of("engine/a.rs", 10), Some(7));
-        assert_eq!(of("engine/a.rs", 12), Some(7));
-        assert_eq!(of("engine/a.rs", 20), Some(1), "a position is relative to the last one, whichever its file");
-        assert_eq!(of("other.rs", 30), Some(1000), "counted where it is done, not where it is called");
-        let checks = vec![("engine/kv.rs", 19..=21)];
-        assert_eq!(share(&lines, &checks), (3, 7 + 7 + 1 + 3 + 1000));
-        assert_eq!(share(&lines, &[("engine/kv.rs", 1..=2)]).0, 0);
+    fn the_total_of_a_run_is_read() {
+        assert_eq!(total("events: Ir\nfl=(1) a.rs\n10 5\nsummary: 1234\n\n\ntotals: 1234\n"), Some(1234));
+        assert_eq!(total("events: Ir\ntotals: 0\n"), None);
+        assert_eq!(total("events: Ir\n"), None);
     }
 
     #[test]
-    fn a_functions_lines_end_with_its_brace() {
-        let text = "impl X {\n    fn slab(&self) -> u8 {\n        if a {\n        }\n    }\n    fn slabs() {\n    }\n\
-                    \n    pub unsafe fn slab<T>(\n    ) {\n    }\n}\n";
-        assert_eq!(functions(text, "slab"), [2..=5, 9..=11]);
-        assert_eq!(functions(text, "gone"), []);
+    fn a_spread_is_of_sorted_values() {
+        assert_eq!(spread(vec![3.0, 1.0, 2.0]), json!({"median": 2.0, "min": 1.0, "max": 3.0}));
     }
 
     #[test]
-    fn every_check_of_the_list_is_in_the_tree() {
-        assert!(ranges(&crate::root()).unwrap().len() >= CHECKS.len());
+    fn every_check_can_be_taken_out_of_the_tree_as_it_is() {
+        let mut texts = std::collections::HashMap::new();
+        for Removal { file, find, replace } in REMOVALS {
+            let text = texts.entry(*file).or_insert_with(|| std::fs::read_to_string(crate::root().join(file)).unwrap());
+            *text = apply(text, find, replace).unwrap();
+        }
     }
 }

@@ -9,6 +9,7 @@ mod ceilings;
 mod exactness;
 mod figures;
 mod kernels;
+mod neighbour;
 mod own;
 mod peer;
 mod report;
@@ -83,6 +84,9 @@ pub(crate) async fn engine(options: &Options) -> Result<Report> {
 
     let same_file = peers.ratios(&measured, |peer| peer.same_file)?;
     let best_peer = peers.ratios(&measured, |_| true)?;
+    note("measuring beside a busy process");
+    let chosen = same_file.as_ref().map(|ratios| ratios.decode_b1.peer.clone());
+    let neighbour = neighbour::measure(&model, threads, repetitions, &prompt, peers.named(chosen))?;
     let scaling = match options.scaling {
         false => None,
         true => {
@@ -122,6 +126,7 @@ pub(crate) async fn engine(options: &Options) -> Result<Report> {
         work,
         kernel_table,
         scheduled,
+        neighbour,
         peers: peers.reports(&measured)?,
         scaling,
     })
@@ -240,6 +245,12 @@ impl Peers {
         self.peers.push(KnownPeer { running, same_file });
         self.names.push(name.clone());
         Ok(name)
+    }
+
+    /// The peer of a name.
+    fn named(&mut self, name: Option<String>) -> Option<(String, &mut Peer)> {
+        let number = self.names.iter().position(|known| Some(known) == name.as_ref())?;
+        Some((name?, &mut self.peers.get_mut(number)?.running))
     }
 
     /// The engine through the fastest of the peers that count, figure by figure; `None` when none counts.

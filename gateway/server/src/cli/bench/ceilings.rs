@@ -9,8 +9,11 @@ use std::time::Instant;
 
 /// Tries of each variant before the best is chosen.
 const TRIES: usize = 5;
-/// Readings of the memory that one measurement takes the mean of: about as long as a few decode steps.
-const READINGS: usize = 4;
+/// Readings of the memory before those that count: what the peers left in the shared cache is out then, as it is when an
+/// engine has decoded a few steps.
+const READINGS_FIRST: usize = 4;
+/// Readings of the memory that one measurement takes the mean of: about as many as an engine decodes steps.
+const READINGS: usize = 32;
 /// Pieces of work per thread, about a millisecond each, that one measurement of a peak takes.
 const PIECES: usize = 8;
 
@@ -109,6 +112,9 @@ fn best<T: Copy, const N: usize>(variants: [T; N], mut speed: impl FnMut(T) -> f
 
 /// Bytes per second.
 fn read(team: &mut Team, memory: &ReadCeiling, pattern: ReadPattern) -> f64 {
+    for _ in 0..READINGS_FIRST {
+        memory.read(team, pattern);
+    }
     let start = Instant::now();
     let bytes: usize = (0..READINGS).map(|_| memory.read(team, pattern)).sum();
     bytes as f64 / start.elapsed().as_secs_f64()

@@ -2,7 +2,7 @@
 
 use super::figures::Figures;
 use super::spread::Spread;
-use super::{ceilings, exactness, kernels, scaling, scheduled, work};
+use super::{ceilings, exactness, kernels, neighbour, scaling, scheduled, work};
 use crate::cli::machine::Machine;
 use serde::Serialize;
 use std::fmt;
@@ -35,6 +35,7 @@ pub(crate) struct Report {
     pub(super) work: work::Work,
     pub(super) kernel_table: Vec<kernels::Row>,
     pub(super) scheduled: scheduled::Report,
+    pub(super) neighbour: neighbour::Report,
     pub(super) peers: Vec<PeerReport>,
     pub(super) scaling: Option<scaling::Report>,
 }
@@ -114,6 +115,11 @@ impl fmt::Display for Report {
             writeln!(f, "  {row}")?;
         }
         self.write_scheduled(f)?;
+        writeln!(f, "\ndecode beside a busy process, share of the speed alone")?;
+        writeln!(f, "  {:<14}{}", "engine", self.neighbour.engine)?;
+        if let Some(neighbour::PeerShare { peer, share }) = &self.neighbour.peer {
+            writeln!(f, "  {peer:<14}{share}")?;
+        }
         for peer in &self.peers {
             writeln!(f, "\n{}, tokens/s", peer.name)?;
             for ((name, spread), (_, settings)) in std::iter::zip(peer.tokens_per_second.named(), peer.settings.named())
