@@ -4,12 +4,17 @@
 //! through a fallible `parse`, and values that grant something ([`Permit`]) only by the stage that decides it.
 #![forbid(unsafe_code)]
 
+mod custody;
 mod ids;
 mod label;
 mod permit;
 mod step;
 mod text;
 
+pub use custody::{
+    CustodyAct, CustodyEvent, CustodyRecord, HolderId, Outcome, Owner, PageLife, QuarantineReason, SequenceId,
+    TicketKind, TransferId,
+};
 pub use ids::{Digest, Generation, ModelName, PageId, ParseNameError, RequestId, TenantId, TenantName};
 pub use label::Label;
 pub use permit::{Permit, PolicyDecision, Principal};
