@@ -1,24 +1,33 @@
 //! Where the tokens of one sequence lie: position to page.
 
-use crate::ledger::{AllocateError, PagePool};
-use crate::page::{Capability, FillingPage, PAGE_TOKENS, SealedPage};
-use policies_domain::Label;
+use crate::ledger::{AllocateError, Capability, PAGE_TOKENS, UseError};
+use crate::page::{FillingPage, SealedPage};
+use crate::pool::PagePool;
+use policies_domain::{Label, SequenceId};
 
 /// The pages of one sequence, in order. Dropping it gives all of them back.
 #[derive(Debug)]
 pub struct BlockTable {
     pool: PagePool,
     label: Label,
+    sequence: SequenceId,
     sealed: Vec<SealedPage>,
     /// Allocated, not full; the first is the one being written.
     filling: std::collections::VecDeque<FillingPage>,
 }
 
 impl BlockTable {
-    /// An empty table for data of `label`.
+    /// An empty table for data of `label`, of a sequence of its own.
     #[must_use]
     pub fn new(pool: &PagePool, label: Label) -> Self {
-        Self { pool: pool.clone(), label, sealed: Vec::new(), filling: std::collections::VecDeque::new() }
+        let (sealed, filling) = (Vec::new(), std::collections::VecDeque::new());
+        Self { pool: pool.clone(), label, sequence: pool.open_sequence(), sealed, filling }
+    }
+
+    /// Who holds the pages.
+    #[must_use]
+    pub fn sequence(&self) -> SequenceId {
+        self.sequence
     }
 
     /// Tokens written.
@@ -39,7 +48,7 @@ impl BlockTable {
     /// [`AllocateError`]; pages allocated before it stay with the table.
     pub fn grow(&mut self, tokens: usize, mut assign: impl FnMut(Capability)) -> Result<(), AllocateError> {
         while self.pages() * PAGE_TOKENS < tokens {
-            let page = self.pool.allocate(self.label)?;
+            let page = self.pool.allocate(self.label, self.sequence)?;
             assign(page.capability());
             self.filling.push_back(page);
         }
@@ -48,20 +57,30 @@ impl BlockTable {
 
     /// Takes note that the next `tokens` tokens were written; full pages are sealed.
     ///
+    /// # Errors
+    /// [`UseError`] when a page was put out of use meanwhile: the sequence cannot go on.
+    ///
     /// # Panics
     /// When more is noted than the table has room for: the kernel would have written outside of its pages.
-    pub fn advance(&mut self, mut tokens: usize) {
+    pub fn advance(&mut self, mut tokens: usize) -> Result<(), UseError> {
         while tokens > 0 {
-            let mut page = self.filling.pop_front();
+            let page = self.filling.front_mut();
             assert!(page.is_some(), "tokens were written beyond the block table");
-            if let Some(mut filling) = page.take() {
-                tokens -= filling.fill(tokens);
-                match filling.seal() {
+            let Some(page) = page else { break };
+            tokens -= page.fill(tokens)?;
+            if page.is_full()
+                && let Some(full) = self.filling.pop_front()
+            {
+                match full.seal() {
                     Ok(sealed) => self.sealed.push(sealed),
-                    Err(filling) => self.filling.push_front(filling),
+                    Err((page, error)) => {
+                        self.filling.push_front(page);
+                        return Err(error);
+                    }
                 }
             }
         }
+        Ok(())
     }
 
     /// The capabilities of the pages that hold the first `tokens` tokens, appended to `out`.
@@ -76,76 +95,63 @@ impl BlockTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use policies_domain::TenantId;
-    use proptest::prelude::*;
+    use crate::{Ledger, LedgerConfig, PageFormat};
+    use policies_domain::{HolderId, TenantId, TicketKind};
 
-    fn label(number: u32) -> Label {
-        Label::of(TenantId::new(number).unwrap())
+    fn pool(pages: u32) -> PagePool {
+        let (boot_secret, format, compat, events_max) = ([0; 32], PageFormat::Bf16, 0, 0);
+        PagePool::new(Ledger::new(LedgerConfig { pages, boot_secret, format, compat, events_max }))
+    }
+
+    fn label() -> Label {
+        Label::of(TenantId::new(1).unwrap())
     }
 
     #[test]
     fn a_table_grows_by_whole_pages_and_gives_all_of_them_back() {
-        let pool = PagePool::new(3, [0; 32]);
-        let mut table = BlockTable::new(&pool, label(1));
+        let pool = pool(3);
+        let mut table = BlockTable::new(&pool, label());
         let mut assigned = Vec::new();
         table.grow(17, |page| assigned.push(page)).unwrap();
         assert_eq!((table.pages(), table.tokens(), assigned.len()), (2, 0, 2));
-        table.advance(17);
+        table.advance(17).unwrap();
         assert_eq!(table.tokens(), 17);
         let mut capabilities = Vec::new();
         table.capabilities(17, &mut capabilities);
         assert_eq!(capabilities, assigned);
+        assert_eq!((pool.counts().sealed, pool.counts().open), (1, 1), "full pages are sealed");
         assert!(table.grow(49, |_| ()).is_err(), "four pages are one too many");
         drop(table);
         pool.reclaim(|_| true);
         assert_eq!(pool.counts().free, 3);
     }
 
-    #[derive(Clone, Debug)]
-    enum Operation {
-        Grow { table: usize, tokens: usize },
-        Drop { table: usize },
-        Reclaim,
+    #[test]
+    fn every_table_is_a_sequence_of_its_own() {
+        let pool = pool(2);
+        let tables = [(); 2].map(|()| BlockTable::new(&pool, label()));
+        assert_ne!(tables[0].sequence(), tables[1].sequence());
     }
 
-    fn operation() -> impl Strategy<Value = Operation> {
-        prop_oneof![
-            4 => (0..4usize, 1..60usize).prop_map(|(table, tokens)| Operation::Grow { table, tokens }),
-            2 => (0..4usize).prop_map(|table| Operation::Drop { table }),
-            1 => Just(Operation::Reclaim),
-        ]
+    #[test]
+    fn a_table_with_a_page_out_of_use_does_not_go_on() {
+        let pool = pool(1);
+        let mut table = BlockTable::new(&pool, label());
+        table.grow(9, |_| ()).unwrap();
+        table.advance(4).unwrap();
+        let life = table.filling.front().unwrap().life();
+        drop(pool.ticket(life, TicketKind::Write, HolderId(1)).unwrap());
+        assert!(matches!(table.advance(1), Err(UseError::WrongState { .. })));
+        assert_eq!(table.tokens(), 4);
+        drop(table);
+        assert_eq!((pool.reclaim(|_| true), pool.counts().quarantined), (0, 1));
     }
 
-    proptest! {
-        /// Against a naive model: no page has two owners, none is lost, the ledger names the owner's label.
-        #[test]
-        fn every_page_has_one_owner(operations in proptest::collection::vec(operation(), 1..60)) {
-            let pool = PagePool::new(12, [3; 32]);
-            let mut tables: Vec<BlockTable> = (0..4).map(|i| BlockTable::new(&pool, label(1 + i % 2))).collect();
-            for operation in operations {
-                match operation {
-                    Operation::Grow { table, tokens } => {
-                        let target = tables[table].tokens() + tokens;
-                        if tables[table].grow(target, |_| ()).is_ok() {
-                            tables[table].advance(tokens);
-                        }
-                    }
-                    Operation::Drop { table } => tables[table] = BlockTable::new(&pool, label(1 + table as u32 % 2)),
-                    Operation::Reclaim => { pool.reclaim(|_| true); }
-                }
-                let mut owned = std::collections::HashSet::new();
-                for (i, table) in tables.iter().enumerate() {
-                    let mut capabilities = Vec::new();
-                    table.capabilities(table.pages() * PAGE_TOKENS, &mut capabilities);
-                    for read in pool.trace(&capabilities).unwrap().pages {
-                        prop_assert!(owned.insert(read.page), "{} has two owners", read.page);
-                        prop_assert_eq!(read.label, label(1 + i as u32 % 2));
-                    }
-                }
-                let counts = pool.counts();
-                prop_assert_eq!(counts.filling + counts.sealed, owned.len());
-                prop_assert_eq!(counts.free + counts.returned + owned.len(), 12);
-            }
-        }
+    #[test]
+    #[should_panic(expected = "tokens were written beyond the block table")]
+    fn what_was_written_beyond_the_table_stops_the_worker() {
+        let mut table = BlockTable::new(&pool(1), label());
+        table.grow(1, |_| ()).unwrap();
+        table.advance(17).unwrap();
     }
 }

@@ -1,358 +1,458 @@
-//! The authority over pages: states, generations, labels, and the free list.
+//! The authority over pages: whose each is, in which life and state, who else may touch it, and what is free.
+//!
+//! A plain value: no lock, no clock, no I/O, and the same operations give the same ledger. A model checker holds it as
+//! state; [`PagePool`](crate::PagePool) puts a lock around it. What a caller may not do is refused with an error and
+//! changes nothing; what the ledger itself may not do is an assertion, in release builds too.
 
-use crate::page::{Capability, FillingPage, FreePage};
+mod read;
+mod reclaim;
+mod refusal;
+mod ticket_book;
+mod transfer;
+
+pub(crate) use crate::capability::{Capability, Grant, PAGE_TOKENS};
+use crate::custody_log::CustodyLog;
+use crate::fault::LedgerFault;
+pub(crate) use crate::page_label::{PageFormat, PageLabel, PageState};
 use crate::tag::TagKey;
-use policies_domain::{Generation, Label, PageId, PageRead, PageTrace};
-use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use policies_domain::{
+    CustodyAct, CustodyEvent, CustodyRecord, Generation, HolderId, Label, Owner, PageId, PageLife, QuarantineReason,
+    SequenceId, TicketKind,
+};
+pub use refusal::{AllocateError, RetireError, TicketError, TraceError, UseError};
+use std::collections::{BTreeMap, BTreeSet};
+pub use ticket_book::TICKETS_PER_PAGE_MAX;
 
-/// All pages of one store. Clones share the ledger.
-#[derive(Clone)]
-pub struct PagePool(Arc<Mutex<Ledger>>);
-
-struct Ledger {
+/// All pages of one store.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Ledger {
     tag_key: TagKey,
-    entries: Vec<Entry>,
-    free: Vec<FreePage>,
-    /// Given back by their owners, not yet scrubbed.
-    returned: Vec<PageId>,
+    records: Vec<Record>,
+    /// The next page to be allocated comes last.
+    free: Vec<PageId>,
+    /// In the order in which they were given back.
+    draining: Vec<PageId>,
+    /// Open tickets. `true`: its holder could not say how its work ended.
+    tickets: BTreeMap<(PageId, HolderId, TicketKind), bool>,
+    /// Who holds which shared page.
+    attached: BTreeSet<(PageId, SequenceId)>,
     counts: PageCounts,
+    step_issued: u64,
+    step_retired: u64,
+    sequence_next: SequenceId,
+    log: Option<CustodyLog>,
+    faults: Vec<LedgerFault>,
 }
 
-#[derive(Clone, Copy)]
-struct Entry {
-    generation: Generation,
-    label: Label,
-    state: State,
-    /// Evidence: never goes back to the free list.
-    suspect: bool,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Record {
+    label: PageLabel,
+    tag: u32,
+    /// The page is not free before this step has retired.
+    fence: u64,
+    /// Open tickets.
+    tickets: u8,
+    /// Sequences that hold it while it is shared.
+    holders: u32,
+    /// A transfer's write ended well, and none failed after it.
+    landed: bool,
+    /// Its owner has let go of it.
+    given_back: bool,
+    /// It goes to quarantine, or is there.
+    suspicion: Option<QuarantineReason>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Free,
-    Filling,
-    Sealed,
-    Returned,
-    Quarantined,
+/// What a ledger is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct LedgerConfig {
+    /// Pages of the store.
+    pub pages: u32,
+    /// Fresh random bytes; tags are made under them.
+    pub boot_secret: [u8; 32],
+    /// How K and V stand in the pages.
+    pub format: PageFormat,
+    /// Model and layout, folded to 16 bits.
+    pub compat: u16,
+    /// Custody events that are kept for their reader; 0 keeps none and counts none.
+    pub events_max: usize,
 }
 
 /// How many pages are in which state. They always add up to `total`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PageCounts {
     /// Pages of the pool.
     pub total: usize,
     /// Scrubbed and nobody's.
     pub free: usize,
+    /// Promised to transfers.
+    pub inbound: usize,
     /// Being written by their sequence.
-    pub filling: usize,
-    /// Full, owned by a sequence.
+    pub open: usize,
+    /// Written completely, owned by a sequence.
     pub sealed: usize,
-    /// Given back, waiting for their scrub.
-    pub returned: usize,
-    /// Kept as evidence of an isolation fault, bytes untouched.
+    /// Held by any number of sequences of one tenant.
+    pub shared: usize,
+    /// Offered to transfers.
+    pub outbound: usize,
+    /// Given back, waiting for tickets, steps or their scrub.
+    pub draining: usize,
+    /// Out of use, bytes untouched.
     pub quarantined: usize,
 }
 
 impl PageCounts {
-    fn of(&mut self, state: State) -> &mut usize {
+    fn of(&mut self, state: PageState) -> &mut usize {
         match state {
-            State::Free => &mut self.free,
-            State::Filling => &mut self.filling,
-            State::Sealed => &mut self.sealed,
-            State::Returned => &mut self.returned,
-            State::Quarantined => &mut self.quarantined,
+            PageState::Free => &mut self.free,
+            PageState::Inbound => &mut self.inbound,
+            PageState::Open => &mut self.open,
+            PageState::Sealed => &mut self.sealed,
+            PageState::Shared => &mut self.shared,
+            PageState::Outbound => &mut self.outbound,
+            PageState::Draining => &mut self.draining,
+            PageState::Quarantined => &mut self.quarantined,
         }
     }
 
-    fn conserved(&self) -> bool {
-        self.free + self.filling + self.sealed + self.returned + self.quarantined == self.total
-    }
-}
-
-/// Why a page could not be allocated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum AllocateError {
-    /// No free page is left.
-    #[error("page pool exhausted: 0 of {pages_total} pages are free")]
-    PoolExhausted {
-        /// Pages of the pool.
-        pages_total: usize,
-    },
-    /// Data of nobody, or of everybody, has no sequence that could own it.
-    #[error("a page cannot be labelled `{label}`: it belongs to exactly one tenant")]
-    NotATenant {
-        /// The label asked for.
-        label: Label,
-    },
-}
-
-/// Why a block table could not be traced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum TraceError {
-    /// The block table names a page that the pool does not have.
-    #[error("block table names `{page}`, the pool ends at {pages_total} pages")]
-    OutOfRange {
-        /// The page named.
-        page: PageId,
-        /// Pages of the pool.
-        pages_total: usize,
-    },
-}
-
-impl PagePool {
-    /// `boot_secret`: fresh random bytes; tags are made under it.
+    /// No page is lost and none is counted twice.
     #[must_use]
-    pub fn new(pages: u32, boot_secret: [u8; 32]) -> Self {
-        let entry = Entry { generation: Generation(0), label: Label::NOBODY, state: State::Free, suspect: false };
-        let total = pages as usize;
-        Self(Arc::new(Mutex::new(Ledger {
-            tag_key: TagKey::new(boot_secret),
-            entries: vec![entry; total],
-            // Low numbers first: memory that was touched once is used again.
-            free: (0..pages).rev().map(|page| FreePage(PageId(page))).collect(),
-            returned: Vec::with_capacity(total),
-            counts: PageCounts { total, free: total, ..PageCounts::default() },
-        })))
+    pub fn conserved(&self) -> bool {
+        let owned = self.inbound + self.open + self.sealed + self.shared + self.outbound;
+        self.free + owned + self.draining + self.quarantined == self.total
     }
+}
 
-    /// A free page for one tenant's data, in a fresh generation.
-    ///
-    /// The caller must hand the capability to the store before it writes to the page.
-    ///
-    /// # Errors
-    /// [`AllocateError`]; nothing has changed then.
-    pub fn allocate(&self, label: Label) -> Result<FillingPage, AllocateError> {
-        if label == Label::NOBODY || label == Label::PUBLIC {
-            return Err(AllocateError::NotATenant { label });
-        }
-        let mut ledger = self.lock();
-        let Some(FreePage(page)) = ledger.free.pop() else {
-            return Err(AllocateError::PoolExhausted { pages_total: ledger.counts.total });
+impl Ledger {
+    /// All pages free, in generation 0.
+    #[must_use]
+    pub fn new(config: LedgerConfig) -> Self {
+        let LedgerConfig { pages, boot_secret, format, compat, events_max } = config;
+        let label = PageLabel {
+            domain: Label::NOBODY,
+            generation: Generation(0),
+            fill: 0,
+            state: PageState::Free,
+            format,
+            compat,
+            owner: Owner::Nobody,
         };
-        ledger.enter(page, State::Free, State::Filling, label);
-        let generation = ledger.entry(page).generation;
-        let tag = ledger.tag_key.tag(page, generation, label);
-        drop(ledger);
-        Ok(FillingPage::new(self.clone(), Capability::new(page, tag), generation, label))
+        let record = Record {
+            label,
+            tag: 0,
+            fence: 0,
+            tickets: 0,
+            holders: 0,
+            landed: false,
+            given_back: true,
+            suspicion: None,
+        };
+        let total = pages as usize;
+        Self {
+            tag_key: TagKey::new(boot_secret, compat),
+            records: vec![record; total],
+            // Low numbers first: memory that was touched once is used again.
+            free: (0..pages).rev().map(PageId).collect(),
+            draining: Vec::with_capacity(total),
+            tickets: BTreeMap::new(),
+            attached: BTreeSet::new(),
+            counts: PageCounts { total, free: total, ..PageCounts::default() },
+            step_issued: 0,
+            step_retired: 0,
+            sequence_next: SequenceId::FIRST,
+            log: (events_max > 0).then(|| CustodyLog::new(events_max)),
+            faults: Vec::new(),
+        }
     }
 
-    /// What a block table reads, as the ledger knows it at this moment, whatever the table's maker believed.
+    /// A number for a new sequence. Comes back after [`SequenceId::MAX`] others.
+    pub fn open_sequence(&mut self) -> SequenceId {
+        let sequence = self.sequence_next;
+        self.sequence_next = sequence.following();
+        sequence
+    }
+
+    /// A free page for one tenant's sequence, in a fresh generation: [`PageState::Open`].
     ///
     /// # Errors
-    /// [`TraceError`] when the table names a page that does not exist.
-    pub fn trace(&self, block_table: &[Capability]) -> Result<PageTrace, TraceError> {
-        let ledger = self.lock();
-        let pages = block_table.iter().map(|capability| {
-            let page = capability.page();
-            match ledger.entries.get(page.0 as usize) {
-                Some(entry) => Ok(PageRead { page, generation: entry.generation, label: entry.label }),
-                None => Err(TraceError::OutOfRange { page, pages_total: ledger.counts.total }),
-            }
-        });
-        Ok(PageTrace { pages: pages.collect::<Result<_, _>>()? })
+    /// [`AllocateError`].
+    pub fn allocate(&mut self, domain: Label, owner: SequenceId) -> Result<Grant, AllocateError> {
+        let grant = self.take(domain, Owner::Sequence(owner), PageState::Open)?;
+        self.note(grant.life().page, CustodyAct::Allocated { tag: grant.capability().tag() });
+        Ok(grant)
     }
 
-    /// Scrubs the pages that were given back, then frees them. Returns how many.
+    /// Notes `tokens` more tokens in a page of `owner`; returns how many fitted, which is 0 for a full page.
     ///
-    /// `scrub` destroys the page's bytes and its tag in the store; a page whose scrub fails is quarantined.
-    pub fn reclaim(&self, mut scrub: impl FnMut(PageId) -> bool) -> usize {
-        let mut ledger = self.lock();
-        let returned = std::mem::take(&mut ledger.returned);
-        let mut freed = 0;
-        for page in &returned {
-            if ledger.entry(*page).suspect || !scrub(*page) {
-                let label = ledger.entry(*page).label;
-                ledger.enter(*page, State::Returned, State::Quarantined, label);
-            } else {
-                ledger.enter(*page, State::Returned, State::Free, Label::NOBODY);
-                ledger.free.push(FreePage(*page));
-                freed += 1;
-            }
+    /// # Errors
+    /// [`UseError`]: not the owner's page, not in this life, or not open. An ownerless write has no way to ask.
+    pub fn append(&mut self, life: PageLife, owner: SequenceId, tokens: usize) -> Result<usize, UseError> {
+        let record = *self.owned(life, Owner::Sequence(owner))?;
+        if record.label.state != PageState::Open {
+            return Err(UseError::WrongState { page: life.page, state: record.label.state });
         }
-        // Keeps the allocation: this runs between two steps.
-        ledger.returned = returned;
-        ledger.returned.clear();
-        freed
+        let taken = tokens.min(PAGE_TOKENS - usize::from(record.label.fill));
+        if taken > 0 {
+            let fill = record.label.fill + taken as u16;
+            self.records[life.page.0 as usize].label.fill = fill;
+            self.note(life.page, CustodyAct::Appended { fill });
+        }
+        Ok(taken)
     }
 
-    /// Marks a page as evidence: when its owner gives it back it is kept, with its bytes. `false`: no such page.
-    pub fn quarantine(&self, page: PageId) -> bool {
-        let mut ledger = self.lock();
-        let Some(entry) = ledger.entries.get_mut(page.0 as usize) else { return false };
-        entry.suspect = true;
-        if entry.state == State::Free {
-            ledger.free.retain(|free| free.0 != page);
-            ledger.enter(page, State::Free, State::Quarantined, Label::NOBODY);
+    /// Nobody writes to the page any more, full or not.
+    ///
+    /// # Errors
+    /// [`UseError`]: as for [`Ledger::append`], and for a page that nothing was written to or that is being written.
+    pub fn seal(&mut self, life: PageLife, owner: SequenceId) -> Result<(), UseError> {
+        let PageLife { page, .. } = life;
+        let Record { label, .. } = *self.owned(life, Owner::Sequence(owner))?;
+        if label.state != PageState::Open {
+            return Err(UseError::WrongState { page, state: label.state });
         }
-        true
+        if label.fill == 0 {
+            return Err(UseError::NotWritten { page, fill: 0, wanted: 1 });
+        }
+        self.no_tickets(page, |kind| kind == TicketKind::Write)?;
+        self.enter(page, PageState::Open, PageState::Sealed);
+        self.note(page, CustodyAct::Sealed);
+        Ok(())
+    }
+
+    /// Other sequences of the same tenant may hold the page, too. Its owner is the first of them.
+    ///
+    /// # Errors
+    /// [`UseError`]: only a full sealed page is shared, and none under suspicion.
+    pub fn share(&mut self, life: PageLife, owner: SequenceId) -> Result<(), UseError> {
+        let PageLife { page, .. } = life;
+        let Record { label, suspicion, .. } = *self.owned(life, Owner::Sequence(owner))?;
+        if label.state != PageState::Sealed {
+            return Err(UseError::WrongState { page, state: label.state });
+        }
+        if usize::from(label.fill) < PAGE_TOKENS {
+            return Err(UseError::NotWritten { page, fill: label.fill.into(), wanted: PAGE_TOKENS });
+        }
+        if suspicion.is_some() {
+            return Err(UseError::Suspected { page });
+        }
+        self.enter(page, PageState::Sealed, PageState::Shared);
+        self.attached.insert((page, owner));
+        self.records[page.0 as usize].holders = 1;
+        self.note(page, CustodyAct::Shared);
+        Ok(())
+    }
+
+    /// `sequence` holds the shared page from now on, as the next one after those that it has.
+    ///
+    /// # Errors
+    /// [`UseError`]: another tenant's, not shared, held by the sequence already, or under suspicion.
+    pub fn attach(&mut self, life: PageLife, domain: Label, sequence: SequenceId) -> Result<Grant, UseError> {
+        let PageLife { page, generation } = life;
+        let Record { label, tag, suspicion, .. } = *self.living(life)?;
+        if label.state != PageState::Shared {
+            return Err(UseError::WrongState { page, state: label.state });
+        }
+        if label.domain != domain {
+            return Err(UseError::Foreign { page, held: label.domain, wanted: domain });
+        }
+        if suspicion.is_some() {
+            return Err(UseError::Suspected { page });
+        }
+        if !self.attached.insert((page, sequence)) {
+            return Err(UseError::Attached { page, holder: Owner::Sequence(sequence) });
+        }
+        self.records[page.0 as usize].holders += 1;
+        self.note_by(page, Owner::Sequence(sequence), CustodyAct::Attached);
+        Ok(Grant::new(Capability::new(page, tag), generation))
+    }
+
+    /// The owner lets go of the page: it drains, or goes to quarantine when it is under suspicion. A shared page does
+    /// so when the last one lets go of it.
+    ///
+    /// # Errors
+    /// [`UseError`]: given back already, not the owner's, or a handle of an earlier life. Whoever gets one has lost count
+    /// of its pages and must stop.
+    pub fn give_back(&mut self, life: PageLife, owner: Owner) -> Result<(), UseError> {
+        let PageLife { page, .. } = life;
+        if self.planted(LedgerFault::DoubleFree) && self.records[page.0 as usize].given_back {
+            self.draining.push(page);
+            return Ok(());
+        }
+        let Record { label, given_back, .. } = *self.living(life)?;
+        if given_back {
+            return Err(UseError::AlreadyBack { page });
+        }
+        if label.state == PageState::Shared {
+            let Owner::Sequence(sequence) = owner else {
+                return Err(UseError::NotOwner { page, held: label.owner, wanted: owner });
+            };
+            if !self.attached.remove(&(page, sequence)) {
+                return Err(UseError::NotOwner { page, held: label.owner, wanted: owner });
+            }
+            self.records[page.0 as usize].holders -= 1;
+        } else {
+            self.owned(life, owner)?;
+        }
+        self.note_by(page, owner, CustodyAct::GivenBack);
+        if self.records[page.0 as usize].holders == 0 {
+            self.let_go(page);
+        }
+        Ok(())
+    }
+
+    /// What the ledger says of a page; `None` when there is no such page.
+    #[must_use]
+    pub fn label(&self, page: PageId) -> Option<PageLabel> {
+        Some(self.records.get(page.0 as usize)?.label)
     }
 
     /// How many pages are in which state.
     #[must_use]
     pub fn counts(&self) -> PageCounts {
-        self.lock().counts
+        self.counts
     }
 
-    pub(crate) fn note_sealed(&self, page: PageId, generation: Generation) {
-        let mut ledger = self.lock();
-        ledger.assert_life(page, generation);
-        let label = ledger.entry(page).label;
-        ledger.enter(page, State::Filling, State::Sealed, label);
+    /// Moves the custody events since the last call to the end of `into`. No memory is taken where `into` has room.
+    pub fn drain(&mut self, into: &mut Vec<CustodyRecord>) {
+        if let Some(log) = &mut self.log {
+            log.drain(into);
+        }
     }
 
-    pub(crate) fn give_back(&self, page: PageId, generation: Generation) {
-        let mut ledger = self.lock();
-        ledger.assert_life(page, generation);
-        let Entry { state, label, .. } = ledger.entry(page);
-        ledger.enter(page, state, State::Returned, label);
-        ledger.returned.push(page);
+    /// Replaces the planted faults.
+    #[cfg(any(test, feature = "fault-injection"))]
+    pub fn plant(&mut self, faults: Vec<LedgerFault>) {
+        self.faults = faults;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Ledger> {
-        // A panic while the ledger was locked is one of its own assertions: whoever comes next must not go on with it,
-        // but `Drop` must not panic twice either. The assertions below see whatever is wrong.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn planted(&self, fault: LedgerFault) -> bool {
+        cfg!(any(test, feature = "fault-injection")) && self.faults.contains(&fault)
     }
-}
 
-impl Ledger {
-    fn entry(&self, page: PageId) -> Entry {
-        self.entries[page.0 as usize]
+    /// Takes a page off the free list.
+    fn take(&mut self, domain: Label, owner: Owner, state: PageState) -> Result<Grant, AllocateError> {
+        if domain == Label::NOBODY || domain == Label::PUBLIC {
+            return Err(AllocateError::NotATenant { label: domain });
+        }
+        let Some(page) = self.free.pop() else {
+            return Err(AllocateError::PoolExhausted { pages_total: self.counts.total });
+        };
+        let record = &mut self.records[page.0 as usize];
+        record.label.domain = domain;
+        record.label.owner = owner;
+        record.given_back = false;
+        record.landed = false;
+        self.enter(page, PageState::Free, state);
+        Ok(self.renew(page, 1))
+    }
+
+    /// The page's next life but `lives - 1`, with a tag of its own.
+    fn renew(&mut self, page: PageId, lives: u32) -> Grant {
+        let record = &mut self.records[page.0 as usize];
+        record.label.generation = Generation(record.label.generation.0.wrapping_add(lives));
+        assert!(record.label.generation.0 % 2 == 1, "{page} is owned in an even generation");
+        record.tag = self.tag_key.tag(page, record.label.generation, record.label.domain);
+        Grant::new(Capability::new(page, record.tag), record.label.generation)
+    }
+
+    /// Nobody holds the page any more.
+    fn let_go(&mut self, page: PageId) {
+        let fence = self.step_issued;
+        let record = &mut self.records[page.0 as usize];
+        record.given_back = true;
+        record.fence = fence;
+        let Record { label, suspicion, .. } = *record;
+        match (label.state, suspicion) {
+            (PageState::Quarantined, _) => self.release(page),
+            (state, Some(reason)) => {
+                self.enter(page, state, PageState::Quarantined);
+                self.note(page, CustodyAct::Quarantined { reason });
+                self.release(page);
+            }
+            (state, None) => {
+                self.enter(page, state, PageState::Draining);
+                self.draining.push(page);
+            }
+        }
+    }
+
+    fn living(&self, life: PageLife) -> Result<&Record, UseError> {
+        let PageLife { page, generation } = life;
+        let record = self.records.get(page.0 as usize).ok_or(UseError::OutOfRange { page })?;
+        if record.label.generation != generation {
+            return Err(UseError::Stale { page, held: record.label.generation, wanted: generation });
+        }
+        Ok(record)
+    }
+
+    fn owned(&self, life: PageLife, owner: Owner) -> Result<&Record, UseError> {
+        let record = self.living(life)?;
+        if record.label.owner != owner {
+            return Err(UseError::NotOwner { page: life.page, held: record.label.owner, wanted: owner });
+        }
+        Ok(record)
     }
 
     /// The one place where a page changes its state.
-    fn enter(&mut self, page: PageId, from: State, to: State, label: Label) {
-        let entry = &mut self.entries[page.0 as usize];
-        assert_eq!(entry.state, from, "{page} is in another state than its holder believes");
-        // INVARIANT: a label changes only on the way out of the free list and into it.
-        assert!(entry.label == label || from == State::Free || to == State::Free, "{page} would change its label");
-        if from == State::Free && to == State::Filling || to == State::Free {
-            entry.generation = Generation(entry.generation.0.wrapping_add(1));
-        }
-        entry.state = to;
-        entry.label = label;
+    fn enter(&mut self, page: PageId, from: PageState, to: PageState) {
+        let record = &mut self.records[page.0 as usize];
+        assert_eq!(record.label.state, from, "{page} is in another state than its holder believes");
+        assert!(from.may_become(to), "{page} would go from {from} to {to}");
+        record.label.state = to;
         *self.counts.of(from) -= 1;
         *self.counts.of(to) += 1;
         assert!(self.counts.conserved(), "pages were lost or doubled: {:?}", self.counts);
     }
 
-    fn assert_life(&self, page: PageId, generation: Generation) {
-        assert_eq!(self.entry(page).generation, generation, "{page} is used by a handle of an earlier life");
+    fn note(&mut self, page: PageId, act: CustodyAct) {
+        let owner = self.records[page.0 as usize].label.owner;
+        self.note_by(page, owner, act);
     }
-}
 
-impl fmt::Debug for PagePool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PagePool({:?})", self.counts())
+    fn note_by(&mut self, page: PageId, owner: Owner, act: CustodyAct) {
+        let (step_issued, step_retired) = (self.step_issued, self.step_retired);
+        let PageLabel { domain, generation, .. } = self.records[page.0 as usize].label;
+        if let Some(log) = &mut self.log {
+            let life = PageLife { page, generation };
+            log.push(CustodyEvent { number: log.next(), step_issued, step_retired, life, label: domain, owner, act });
+        }
+    }
+
+    /// Walks all pages and compares what is kept twice. For tests and model checkers: its cost grows with the pool.
+    ///
+    /// # Panics
+    /// When anything does not fit together.
+    pub fn assert_sound(&self) {
+        let mut counts = PageCounts { total: self.records.len(), ..PageCounts::default() };
+        let listed = |list: &[PageId]| list.iter().copied().collect::<BTreeSet<_>>();
+        let (free, draining) = (listed(&self.free), listed(&self.draining));
+        assert_eq!((free.len(), draining.len()), (self.free.len(), self.draining.len()), "a page is listed twice");
+        for (page, record) in self.records.iter().enumerate() {
+            let page = PageId(page as u32);
+            let label = record.label;
+            *counts.of(label.state) += 1;
+            let tickets = self.tickets.keys().filter(|(of, ..)| *of == page).count();
+            assert_eq!(tickets, usize::from(record.tickets), "{page}: tickets");
+            let writers = self.tickets.keys().filter(|(of, _, kind)| *of == page && *kind == TicketKind::Write).count();
+            assert!(writers <= 1, "{page} has two writers");
+            let holders = self.attached.iter().filter(|(of, _)| *of == page).count();
+            assert_eq!(holders, record.holders as usize, "{page}: holders");
+            assert_eq!(free.contains(&page), label.state == PageState::Free, "{page}: free list");
+            assert_eq!(draining.contains(&page), label.state == PageState::Draining, "{page}: draining list");
+            let in_use = !matches!(label.state, PageState::Free | PageState::Quarantined);
+            assert!(!in_use || label.generation.0 % 2 == 1, "{page} is owned in an even generation");
+            if label.state == PageState::Free {
+                assert!(label.generation.0.is_multiple_of(2), "{page} is free in an odd generation");
+                assert_eq!((label.domain, label.owner, label.fill), (Label::NOBODY, Owner::Nobody, 0), "{page}");
+                assert_eq!((tickets, record.tag), (0, 0), "{page} is free, and somebody may touch it");
+                assert!(record.fence <= self.step_retired, "{page} is free before its step has retired");
+            }
+        }
+        assert_eq!(counts, self.counts);
+        assert!(self.counts.conserved());
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::page::PAGE_TOKENS;
-    use policies_domain::TenantId;
-
-    fn tenant(number: u32) -> Label {
-        Label::of(TenantId::new(number).unwrap())
-    }
-
-    #[test]
-    fn a_page_needs_the_label_of_one_tenant() {
-        let pool = PagePool::new(2, [1; 32]);
-        for label in [Label::NOBODY, Label::PUBLIC] {
-            assert_eq!(pool.allocate(label).err(), Some(AllocateError::NotATenant { label }));
-        }
-        assert_eq!(pool.counts().free, 2);
-    }
-
-    #[test]
-    fn a_page_is_not_free_before_it_is_scrubbed() {
-        let pool = PagePool::new(1, [1; 32]);
-        drop(pool.allocate(tenant(1)).unwrap());
-        assert_eq!(pool.counts().returned, 1);
-        assert_eq!(pool.allocate(tenant(2)).err(), Some(AllocateError::PoolExhausted { pages_total: 1 }));
-        let mut scrubbed = Vec::new();
-        assert_eq!(
-            pool.reclaim(|page| {
-                scrubbed.push(page);
-                true
-            }),
-            1
-        );
-        assert_eq!(scrubbed, [PageId(0)]);
-        assert_eq!(pool.allocate(tenant(2)).unwrap().label(), tenant(2));
-    }
-
-    #[test]
-    fn a_page_that_cannot_be_scrubbed_is_never_used_again() {
-        let pool = PagePool::new(1, [1; 32]);
-        drop(pool.allocate(tenant(1)).unwrap());
-        assert_eq!(pool.reclaim(|_| false), 0);
-        assert_eq!(pool.counts(), PageCounts { total: 1, quarantined: 1, ..PageCounts::default() });
-        assert!(pool.allocate(tenant(1)).is_err());
-    }
-
-    #[test]
-    fn a_quarantined_page_keeps_its_bytes_and_never_returns() {
-        let pool = PagePool::new(2, [1; 32]);
-        let page = pool.allocate(tenant(1)).unwrap();
-        let id = page.capability().page();
-        assert!(pool.quarantine(id) && !pool.quarantine(PageId(7)));
-        drop(page);
-        let mut scrubbed = Vec::new();
-        pool.reclaim(|page| {
-            scrubbed.push(page);
-            true
-        });
-        assert!(scrubbed.is_empty(), "evidence was destroyed");
-        assert_eq!(pool.counts().quarantined, 1);
-        assert!(pool.quarantine(PageId(1 - id.0)), "a free page can be taken out of use as well");
-        assert_eq!(pool.counts().quarantined, 2);
-        assert!(pool.allocate(tenant(1)).is_err());
-    }
-
-    #[test]
-    fn every_life_of_a_page_has_its_own_tag() {
-        let pool = PagePool::new(1, [1; 32]);
-        let mut seen = Vec::new();
-        for round in 0..50u32 {
-            let page = pool.allocate(tenant(1 + round % 2)).unwrap();
-            let read = pool.trace(&[page.capability()]).unwrap().pages[0];
-            assert_eq!(read.generation.0 % 2, 1, "an owned page is in an odd generation");
-            assert_eq!(read.label, page.label());
-            assert!(!seen.contains(&page.capability().tag()));
-            seen.push(page.capability().tag());
-            drop(page);
-            pool.reclaim(|_| true);
-        }
-        let other_boot = PagePool::new(1, [2; 32]).allocate(tenant(1)).unwrap().capability().tag();
-        assert!(!seen.contains(&other_boot));
-    }
-
-    #[test]
-    fn the_trace_tells_the_ledgers_truth_about_a_stale_capability() {
-        let pool = PagePool::new(1, [1; 32]);
-        let page = pool.allocate(tenant(1)).unwrap();
-        let stale = page.capability();
-        drop(page);
-        pool.reclaim(|_| true);
-        assert_eq!(pool.trace(&[stale]).unwrap().pages[0].label, Label::NOBODY);
-        let _now = pool.allocate(tenant(2)).unwrap();
-        assert_eq!(pool.trace(&[stale]).unwrap().pages[0].label, tenant(2));
-        let beyond = Capability::new(PageId(9), 1);
-        assert_eq!(pool.trace(&[beyond]), Err(TraceError::OutOfRange { page: PageId(9), pages_total: 1 }));
-    }
-
-    #[test]
-    fn only_full_pages_seal() {
-        let pool = PagePool::new(1, [1; 32]);
-        let mut page = pool.allocate(tenant(1)).unwrap();
-        assert_eq!(page.fill(PAGE_TOKENS - 1), PAGE_TOKENS - 1);
-        let mut page = page.seal().unwrap_err();
-        assert_eq!(page.fill(5), 1);
-        assert_eq!(page.seal().unwrap().label(), tenant(1));
-        assert_eq!(pool.counts().returned, 1, "a sealed page is given back by drop as well");
-    }
-}
+mod tests;
+#[cfg(test)]
+mod ticket_tests;

@@ -1,17 +1,41 @@
-//! The ledger of KV pages: who owns which page, in which life of it, and the tag that proves it to a kernel.
+//! The ledger of KV pages: who holds which page, in which life of it, and the tag that proves it to a kernel.
 //!
 //! A page cannot exist without a [`Label`](policies_domain::Label), and a kernel cannot be pointed at a page without a
 //! [`Capability`], which only the ledger makes. The bytes live elsewhere (`engine/kernels`); this crate never touches
-//! them, but no page becomes free before its owner of the bytes has scrubbed it ([`PagePool::reclaim`]).
+//! them, but no page becomes free before its owner, every ticket and every step is done with it and its bytes are scrubbed
+//! ([`Ledger::reclaim`]). What happened to every page is told in a log, and [`CustodyView`] is what that log alone says.
 //!
-//! Used by `engine/runtime` alone.
+//! Used by `engine/runtime`; the plain [`Ledger`] also by model checkers.
 #![forbid(unsafe_code)]
 
 mod block_table;
+mod capability;
+#[cfg(test)]
+mod catalogue;
+mod custody_log;
+mod custody_view;
+mod fault;
+#[cfg(test)]
+mod handle_tests;
 mod ledger;
+#[cfg(test)]
+mod model;
 mod page;
+mod page_label;
+mod pool;
+mod sync;
 mod tag;
+mod ticket;
 
 pub use block_table::BlockTable;
-pub use ledger::{AllocateError, PageCounts, PagePool, TraceError};
-pub use page::{Capability, FillingPage, PAGE_TOKENS, SealedPage};
+pub use capability::{Capability, Grant, PAGE_TOKENS};
+pub use custody_view::{CustodyError, CustodyView, HeldPage};
+pub use fault::LedgerFault;
+pub use ledger::{
+    AllocateError, Ledger, LedgerConfig, PageCounts, RetireError, TICKETS_PER_PAGE_MAX, TicketError, TraceError,
+    UseError,
+};
+pub use page::{FillingPage, InboundPage, OutboundPage, OwnedPage, SealedPage, SharedPage};
+pub use page_label::{PageFormat, PageLabel, PageState};
+pub use pool::PagePool;
+pub use ticket::Ticket;

@@ -1,6 +1,7 @@
 //! The handle that the gateway holds.
 
 use crate::config::{EngineConfig, StartEngineError};
+use crate::custody::{self, Custody};
 use crate::detokenizer::Detokenizer;
 use crate::inbox::{Inbox, Refused};
 use crate::running::Running;
@@ -8,8 +9,8 @@ use crate::sampling::{Sampler, Sampling, SamplingScratch};
 use crate::sequence::{PromptInput, Sequence, TokenizeError};
 use crate::step::Stepper;
 use crate::steps::{STEPS_AHEAD, Steps, Timings};
-use engine_kernels::{KvShape, KvStore};
-use engine_kv::{PAGE_TOKENS, PageCounts, PagePool};
+use engine_kernels::{KvKind, KvShape, KvStore};
+use engine_kv::{Ledger, LedgerConfig, PAGE_TOKENS, PageCounts, PageFormat, PagePool};
 use engine_model::{Forward, Model};
 use policies_domain::Permit;
 use std::fmt;
@@ -124,7 +125,14 @@ impl Engine {
         getrandom::fill(&mut boot_secret).map_err(|_| StartEngineError::Entropy)?;
         // INVARIANT: `config.check` bounds `pages` below `u32::MAX`.
         let pages = u32::try_from(config.pages).unwrap_or(u32::MAX);
-        let pool = PagePool::new(pages, boot_secret);
+        let fingerprint = model.fingerprint(config.kv);
+        let pool = PagePool::new(Ledger::new(LedgerConfig {
+            pages,
+            boot_secret,
+            format: page_format(config.kv),
+            compat: u16::from_le_bytes([fingerprint[0], fingerprint[1]]),
+            events_max: custody::events_max(pages),
+        }));
         let inbox = Arc::new(Inbox::new(config.sequences_max + config.queue_max));
         let counters = Arc::new(Counters { alive: AtomicBool::new(true), ..Counters::default() });
         #[cfg(feature = "fault-injection")]
@@ -134,6 +142,7 @@ impl Engine {
             forward: Forward::new(model.clone(), config.threads, config.step_tokens_max()),
             store,
             pool: pool.clone(),
+            custody: Custody::new(pages),
             inbox: inbox.clone(),
             counters: counters.clone(),
             config,
@@ -153,7 +162,7 @@ impl Engine {
         let context_max = context_length.min(config.pages * PAGE_TOKENS);
         let thread = Mutex::new(Some(thread));
         Ok(Self(Arc::new(Handle {
-            fingerprint: model.fingerprint(config.kv),
+            fingerprint,
             model,
             pool,
             inbox,
@@ -299,5 +308,13 @@ impl Drop for Handle {
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Engine({:?})", self.stats())
+    }
+}
+
+fn page_format(kind: KvKind) -> PageFormat {
+    match kind {
+        KvKind::Bf16 => PageFormat::Bf16,
+        KvKind::F32 => PageFormat::F32,
+        KvKind::Int8 => PageFormat::Int8,
     }
 }

@@ -7,8 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// from another tenant's running request; nothing happens while no other tenant has one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
-    /// The whole capability: the kernel's tag check passes, as it would if the allocator had given the page away twice.
+    /// The whole capability, and the custody log says so, too: what it would be if the allocator had given the page away
+    /// twice. The kernel's tag check passes, and so does the comparison with the log.
     ForeignCapability {
+        /// Whose requests are hit.
+        reader: TenantId,
+    },
+    /// The whole capability, in the block table alone, as a scheduler that mixes up two requests would put it there.
+    ForeignEntry {
         /// Whose requests are hit.
         reader: TenantId,
     },
@@ -20,6 +26,12 @@ pub enum Fault {
     /// The reader's own first two pages, in each other's place, after the trace was taken. Needs nobody else, and a
     /// sequence of more than one page.
     SwappedPages {
+        /// Whose requests are hit.
+        reader: TenantId,
+    },
+    /// The reader's own first two pages, in each other's place, in the trace alone: what is written down is not what the
+    /// kernels are given. Needs nobody else, and a sequence of more than one page.
+    FalseTrace {
         /// Whose requests are hit.
         reader: TenantId,
     },
@@ -45,8 +57,10 @@ impl Planted {
         let faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         faults.iter().copied().find(|fault| {
             let (Fault::ForeignCapability { reader }
+            | Fault::ForeignEntry { reader }
             | Fault::ForeignPageIndex { reader }
             | Fault::SwappedPages { reader }
+            | Fault::FalseTrace { reader }
             | Fault::Logit { reader, .. }) = fault;
             Label::of(*reader) == label
         })

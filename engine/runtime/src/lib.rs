@@ -7,6 +7,7 @@
 
 mod admission;
 mod config;
+mod custody;
 mod detokenizer;
 mod engine;
 #[cfg(feature = "fault-injection")]

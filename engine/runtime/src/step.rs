@@ -4,6 +4,7 @@
 //! shares a step with it: the kernels promise the same bits for any batch, so preemption can recompute.
 
 use crate::config::EngineConfig;
+use crate::custody::{self, Custody};
 use crate::engine::Counters;
 #[cfg(feature = "fault-injection")]
 use crate::fault::{Fault, Planted};
@@ -14,7 +15,7 @@ use crate::steps::StepError;
 use engine_kernels::{KvStore, PageFault, PageRef};
 use engine_kv::{AllocateError, Capability, PAGE_TOKENS, PagePool};
 use engine_model::{Forward, ForwardError, Model, Span};
-use policies_domain::{PageId, PageTrace};
+use policies_domain::{PageId, PageTrace, QuarantineReason};
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,6 +34,8 @@ pub(crate) struct Stepper {
     pub(crate) forward: Forward,
     pub(crate) store: KvStore,
     pub(crate) pool: PagePool,
+    /// What the log of the pool says, apart from the block tables.
+    pub(crate) custody: Custody,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) config: EngineConfig,
@@ -62,11 +65,19 @@ struct Part {
     end: usize,
 }
 
-/// Which pages a part may read, what the ledger says about them, and the digest of having read exactly these.
+/// Which pages a part reads, what the ledger says about them, and the digest of having read those that it holds.
 struct Row {
     pages: Vec<PageRef>,
     trace: PageTrace,
     read_set: u64,
+}
+
+/// What a fault can change of a row: the entries that are traced, those that the kernels get, and what the log says.
+#[cfg(feature = "fault-injection")]
+struct Entries {
+    capabilities: Vec<Capability>,
+    pages: Vec<PageRef>,
+    held: Vec<engine_kv::HeldPage>,
 }
 
 impl Stepper {
@@ -125,12 +136,13 @@ impl Stepper {
     /// One forward pass, and what follows from it for each request of the group (in the order of `running`).
     fn compute(&mut self, stage: Stage, group: &[Part]) {
         let started = Instant::now();
+        self.custody.follow(&self.pool);
         let mut rows = Vec::with_capacity(group.len());
         for part in group {
             match self.resolve(part) {
-                Some(row) => rows.push(row),
+                Ok(row) => rows.push(row),
                 // The others have their step with the next turn.
-                None => return self.fail(part.index, StepError::Internal),
+                Err(error) => return self.fail(part.index, error),
             }
         }
         let (running, inbox) = (&self.running, &self.inbox);
@@ -142,7 +154,10 @@ impl Stepper {
         }
         // A client that left ends the pass if nobody else is in it; `gather` drops its request, and its pages with it.
         let stop = || inbox.is_stopped() || group.iter().all(|part| running[part.index].cancelled());
+        let step = self.pool.issue_step();
         let computed = self.forward.run(&mut self.store, &spans, &stop);
+        // No thread of the pass touches a page any more, however it ended.
+        assert!(self.pool.retire_step(step).is_ok(), "one step at a time");
         if matches!(computed, Err(ForwardError::Stopped)) {
             return;
         }
@@ -175,8 +190,9 @@ impl Stepper {
             Stage::Decode => request.timings.decode_us += took_us,
         }
         request.computed = part.end;
-        if let Some(block_table) = &mut request.block_table {
-            block_table.advance(part.end - part.first);
+        let advanced = request.block_table.as_mut().map(|block_table| block_table.advance(part.end - part.first));
+        if !matches!(advanced, Some(Ok(()))) {
+            return request.deliver_error(StepError::Internal);
         }
         let logits = self.forward.logits(span);
         #[cfg(feature = "fault-injection")]
@@ -246,46 +262,55 @@ impl Stepper {
         }
     }
 
-    /// Builds the block table that the kernels get, and traces exactly that one.
-    fn resolve(&self, part: &Part) -> Option<Row> {
+    /// Builds the block table that the kernels get, traces exactly that one, and compares it with what the custody log
+    /// says of the sequence. The digest that the kernels must come to is made of the log's pages, not of the table's.
+    fn resolve(&self, part: &Part) -> Result<Row, StepError> {
+        let request = &self.running[part.index];
+        let block_table = request.block_table.as_ref().ok_or(StepError::Internal)?;
         let mut capabilities = Vec::with_capacity(part.end.div_ceil(PAGE_TOKENS));
-        self.running[part.index].block_table.as_ref()?.capabilities(part.end, &mut capabilities);
+        block_table.capabilities(part.end, &mut capabilities);
         let pages: Vec<PageRef> = capabilities.iter().map(|capability| page_ref(*capability)).collect();
+        let held = self.custody.pages(block_table.sequence(), part.first, part.end);
+        let held = held.ok().flatten().ok_or(StepError::Internal)?;
         #[cfg(feature = "fault-injection")]
-        let (capabilities, pages) = self.plant(part.index, capabilities, pages);
-        let trace = self.pool.trace(&capabilities).ok()?;
-        let traced: Vec<PageRef> = capabilities.iter().map(|capability| page_ref(*capability)).collect();
-        let read_set = self.forward.expected_read_set(part.first, part.end - part.first, &traced);
-        Some(Row { pages, trace, read_set })
+        let Entries { capabilities, pages, held } = self.plant(part.index, Entries { capabilities, pages, held });
+        let trace = self.pool.trace(&capabilities, part.first).map_err(|_| StepError::Internal)?;
+        if let Some(difference) = custody::difference(&trace, &held) {
+            let read = trace.pages.get(difference.index);
+            tracing::error!(request_id = %request.request, ?difference, ?read, "block table and custody log differ");
+            return Err(StepError::ReadSet);
+        }
+        let held: Vec<PageRef> = held.iter().map(custody::page_ref).collect();
+        let read_set = self.forward.expected_read_set(part.first, part.end - part.first, &held);
+        Ok(Row { pages, trace, read_set })
     }
 
     #[cfg(feature = "fault-injection")]
-    fn plant(
-        &self,
-        index: usize,
-        mut capabilities: Vec<Capability>,
-        mut pages: Vec<PageRef>,
-    ) -> (Vec<Capability>, Vec<PageRef>) {
+    fn plant(&self, index: usize, mut entries: Entries) -> Entries {
         let reader = self.running[index].label;
-        if let (Some(Fault::SwappedPages { .. }), 2..) = (self.planted.fault_for(reader), pages.len()) {
-            pages.swap(0, 1);
-        }
+        let Some(fault) = self.planted.fault_for(reader) else { return entries };
         let foreign = self.running.iter().filter(|other| other.label != reader).find_map(|other| {
             let mut theirs = Vec::new();
-            other.block_table.as_ref()?.capabilities(1, &mut theirs);
-            theirs.first().copied()
+            let block_table = other.block_table.as_ref()?;
+            block_table.capabilities(1, &mut theirs);
+            Some((*theirs.first()?, self.custody.first_page(block_table.sequence())?))
         });
-        if let (Some(fault), Some(foreign)) = (self.planted.fault_for(reader), foreign) {
-            match fault {
-                Fault::ForeignCapability { .. } => {
-                    capabilities[0] = foreign;
-                    pages[0] = page_ref(foreign);
-                }
-                Fault::ForeignPageIndex { .. } => pages[0].page = foreign.page().0,
-                Fault::SwappedPages { .. } | Fault::Logit { .. } => (),
+        match (fault, foreign) {
+            (Fault::SwappedPages { .. }, _) if entries.pages.len() > 1 => entries.pages.swap(0, 1),
+            (Fault::FalseTrace { .. }, _) if entries.pages.len() > 1 => entries.capabilities.swap(0, 1),
+            (Fault::ForeignCapability { .. }, Some((foreign, held))) => {
+                entries.capabilities[0] = foreign;
+                entries.pages[0] = page_ref(foreign);
+                entries.held[0] = held;
             }
+            (Fault::ForeignEntry { .. }, Some((foreign, _))) => {
+                entries.capabilities[0] = foreign;
+                entries.pages[0] = page_ref(foreign);
+            }
+            (Fault::ForeignPageIndex { .. }, Some((foreign, _))) => entries.pages[0].page = foreign.page().0,
+            _ => (),
         }
-        (capabilities, pages)
+        entries
     }
 
     #[cfg(feature = "fault-injection")]
@@ -300,7 +325,7 @@ impl Stepper {
     fn quarantine(&self, index: usize, fault: PageFault) -> Next {
         let request = &self.running[index];
         let page = PageId(fault.page);
-        let known = self.pool.quarantine(page);
+        let known = self.pool.quarantine(page, QuarantineReason::TagMismatch);
         tracing::error!(request_id = %request.request, %page, layer = fault.layer, known, "page tag mismatch");
         request.deliver_error(StepError::PageFault { page, layer: fault.layer })
     }
@@ -322,6 +347,7 @@ impl Stepper {
     pub(crate) fn reclaim(&mut self) {
         let store = &mut self.store;
         self.pool.reclaim(|page| store.scrub(page.0).is_ok());
+        self.custody.follow(&self.pool);
     }
 }
 

@@ -68,6 +68,38 @@ async fn ones_own_pages_in_the_wrong_order_are_caught_by_what_was_read() {
 }
 
 #[tokio::test]
+async fn a_foreign_entry_of_the_block_table_is_caught_by_the_custody_log() {
+    let engine = engine(CONFIG);
+    let alone = answer(submit(&engine, GLOBEX, 9, "The secret of globex is", greedy(40))).await;
+    let mut victim = submit(&engine, GLOBEX, 1, "The secret of globex is", greedy(40));
+    let first = victim.next().await.unwrap().unwrap();
+    engine.plant(vec![Fault::ForeignEntry { reader: tenant(ACME) }]);
+    // The tag that it brings along is the right one: no kernel can see it.
+    let mut steps = submit(&engine, ACME, 2, "Tell me", greedy(2));
+    assert_eq!(steps.next().await.unwrap().unwrap_err(), StepError::ReadSet);
+    assert!(steps.next().await.is_none(), "nothing follows a fault");
+    let rest = answer(victim).await;
+    assert_eq!(first.text.reveal().to_string() + &rest.text, alone.text, "the owner's answer is untouched");
+    assert_eq!(engine.stats().pages.quarantined, 0, "the page is as its owner wrote it");
+}
+
+#[tokio::test]
+async fn a_trace_that_does_not_say_what_the_kernels_get_is_no_trace() {
+    let engine = engine(CONFIG);
+    let prompt = "Tell me about the harbour. ".repeat(8);
+    assert_eq!(answer(submit(&engine, ACME, 1, &prompt, greedy(2))).await.tokens, 2);
+    engine.plant(vec![Fault::FalseTrace { reader: tenant(ACME) }]);
+    let mut steps = submit(&engine, ACME, 2, &prompt, greedy(2));
+    let error = loop {
+        if let Err(error) = steps.next().await.expect("it ended without a reason") {
+            break error;
+        }
+    };
+    assert_eq!(error, StepError::ReadSet);
+    assert!(steps.next().await.is_none(), "nothing follows a fault");
+}
+
+#[tokio::test]
 async fn output_that_is_no_number_ends_its_request_and_no_other() {
     let engine = engine(CONFIG);
     let alone = answer(submit(&engine, GLOBEX, 9, "The secret of globex is", greedy(40))).await;

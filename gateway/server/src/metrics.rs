@@ -120,9 +120,12 @@ fn observe_engine(meter: &Meter, engine: &Engine) {
     gauge("engine_sequences_waiting", |stats| stats.sequences_waiting);
     gauge("kv_pages_total", |stats| stats.pages.total);
     gauge("kv_pages_free", |stats| stats.pages.free);
-    gauge("kv_pages_filling", |stats| stats.pages.filling);
+    gauge("kv_pages_inbound", |stats| stats.pages.inbound);
+    gauge("kv_pages_open", |stats| stats.pages.open);
     gauge("kv_pages_sealed", |stats| stats.pages.sealed);
-    gauge("kv_pages_returned", |stats| stats.pages.returned);
+    gauge("kv_pages_shared", |stats| stats.pages.shared);
+    gauge("kv_pages_outbound", |stats| stats.pages.outbound);
+    gauge("kv_pages_draining", |stats| stats.pages.draining);
     gauge("kv_pages_quarantined", |stats| stats.pages.quarantined);
     let counter = |name: &'static str, read: fn(&engine_runtime::EngineStats) -> u64| {
         let engine = engine.clone();

@@ -1,0 +1,16 @@
+//! Defects that a test brings back into the ledger. Only tests, and builds with the feature `fault-injection`, can.
+
+/// One historic defect, or one check switched off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LedgerFault {
+    /// Pages become free although a ticket on them is open (`decode-page-reuse-before-writer-done`).
+    EarlyFree,
+    /// Pages become free although a step that may touch them is under way (`next-step-writes-after-free`).
+    NoStepFence,
+    /// Whoever gives a page back twice has it freed twice (`free-list-duplicate`).
+    DoubleFree,
+    /// Pages become free without being scrubbed (`recurrent-state-not-zeroed`).
+    NoScrub,
+    /// The assertions at the door of the free list are off: layer removal, to see what stands behind them.
+    NoAssertions,
+}

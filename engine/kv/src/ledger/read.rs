@@ -1,0 +1,64 @@
+//! What a reader is told of its pages.
+
+use super::{Capability, Ledger, PAGE_TOKENS, PageState, Record, TraceError, UseError};
+use policies_domain::{Label, Owner, PageRead, PageTrace, SequenceId};
+
+impl Ledger {
+    /// What a block table reads, as the ledger knows it at this moment, whatever the table's maker believed. The reader
+    /// takes the first `tokens` tokens of the table for written.
+    ///
+    /// # Errors
+    /// [`TraceError`] when the table names a page that does not exist, or counts on more than was written to one.
+    pub fn trace(&self, block_table: &[Capability], tokens: usize) -> Result<PageTrace, TraceError> {
+        let pages = block_table.iter().enumerate().map(|(index, capability)| {
+            let page = capability.page();
+            let Some(Record { label, .. }) = self.records.get(page.0 as usize) else {
+                return Err(TraceError::OutOfRange { page, pages_total: self.counts.total });
+            };
+            let wanted = tokens.saturating_sub(index * PAGE_TOKENS).min(PAGE_TOKENS);
+            let fill = usize::from(label.fill);
+            if wanted > fill {
+                return Err(TraceError::NotWritten { page, fill, wanted });
+            }
+            Ok(PageRead { page, generation: label.generation, label: label.domain })
+        });
+        Ok(PageTrace { pages: pages.collect::<Result<_, _>>()? })
+    }
+
+    /// May `reader`, cleared for `clearance`, read the first `tokens` tokens of this page now?
+    ///
+    /// # Errors
+    /// [`UseError`], which says what does not fit.
+    pub fn check_read(
+        &self,
+        capability: Capability,
+        reader: SequenceId,
+        clearance: Label,
+        tokens: usize,
+    ) -> Result<PageRead, UseError> {
+        let page = capability.page();
+        let record = self.records.get(page.0 as usize).ok_or(UseError::OutOfRange { page })?;
+        let label = record.label;
+        if !label.state.is_readable() {
+            return Err(UseError::WrongState { page, state: label.state });
+        }
+        if record.tag != capability.tag() {
+            return Err(UseError::TagMismatch { page });
+        }
+        if !label.domain.flows_to(clearance) {
+            return Err(UseError::Foreign { page, held: label.domain, wanted: clearance });
+        }
+        let holds = match label.state {
+            PageState::Shared => self.attached.contains(&(page, reader)),
+            _ => label.owner == Owner::Sequence(reader),
+        };
+        if !holds {
+            return Err(UseError::NotOwner { page, held: label.owner, wanted: Owner::Sequence(reader) });
+        }
+        let fill = usize::from(label.fill);
+        if tokens > fill {
+            return Err(UseError::NotWritten { page, fill, wanted: tokens });
+        }
+        Ok(PageRead { page, generation: label.generation, label: label.domain })
+    }
+}
