@@ -98,9 +98,9 @@ impl<'a, const N: usize> Rows<'a, N> {
         debug_assert!(self.rows.iter().all(|row| index < row.len()), "a block of the range");
         // SAFETY: all rows are as long as the range, which has the block by the caller's promise.
         let mut blocks = [unsafe { self.rows[0].get_unchecked(index) }; N];
-        for token in 1..N {
+        for (block, row) in std::iter::zip(&mut blocks, &self.rows) {
             // SAFETY: as above.
-            blocks[token] = unsafe { self.rows[token].get_unchecked(index) };
+            *block = unsafe { row.get_unchecked(index) };
         }
         blocks
     }

@@ -14,6 +14,7 @@ mod mapped_file;
 mod matrix;
 mod memory;
 mod norm;
+mod processors;
 mod product;
 mod read_set;
 mod rope;

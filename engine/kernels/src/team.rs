@@ -5,6 +5,10 @@
 //! idle team uses no CPU. And nobody waits for a thread that the system is not running: pieces that it has not begun are
 //! done by the others, and a thread that comes when all is done does not enter. Nothing here allocates after
 //! [`Team::new`].
+//!
+//! Where a team has a thread for every processor, each is tied to its own: beside a process that wants a whole processor
+//! the system would put two of the team's on one, which costs more than the half that the neighbour takes. A team of
+//! fewer threads is free to go where there is room.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -15,6 +19,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::KernelFamily;
+use crate::processors::Processors;
 
 /// How long a thread spins before it sleeps: longer than any gap inside a forward pass, shorter than a neighbour
 /// would notice.
@@ -69,6 +74,8 @@ pub struct Team {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     family: KernelFamily,
+    /// When there is a thread for every processor: nobody else's place is taken, and no two threads share one.
+    processors: Option<Processors>,
 }
 
 impl Team {
@@ -96,22 +103,38 @@ impl Team {
             round_started: Bell::default(),
             round_finished: Bell::default(),
         });
+        let processors = Some(Processors::allowed()).filter(|processors| processors.count() == threads && threads > 1);
         let mut workers = Vec::new();
         for index in 1..threads {
             let shared = Arc::clone(&shared);
             let thread = std::thread::Builder::new().name(format!("kernels-{index}"));
-            match thread.spawn(move || shared.serve(index)) {
+            let processors = processors.clone();
+            let work = move || {
+                if let Some(processors) = processors {
+                    processors.tie(index);
+                }
+                shared.serve(index);
+            };
+            match thread.spawn(work) {
                 Ok(handle) => workers.push(handle),
                 Err(_) => break,
             }
         }
-        Self { shared, workers, family }
+        Self { shared, workers, family, processors }
     }
 
     /// How many threads there are, the caller's included.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
+    }
+
+    /// Ties the calling thread to a processor of its own, as the workers are, when there is one for each thread. Threads
+    /// that it starts later inherit that: for threads that do nothing but hand out rounds.
+    pub fn tie_caller(&self) {
+        if let Some(processors) = &self.processors {
+            processors.tie(0);
+        }
     }
 
     /// The instructions that work of this team uses.
@@ -301,6 +324,28 @@ mod tests {
                 });
             }
             assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 2_000));
+        }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn threads_are_tied_only_where_there_is_one_for_every_processor() {
+        let all = Processors::allowed().count();
+        for threads in [all, all + 1, 2 * all] {
+            let is_tied = threads == all && threads > 1;
+            let seen = std::thread::spawn(move || {
+                let mut team = Team::new(threads);
+                team.tie_caller();
+                let seen: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+                let barrier = std::sync::Barrier::new(threads);
+                team.run(threads, &|thread, _| {
+                    // Each thread has one piece: the next one waits for the others.
+                    barrier.wait();
+                    seen[thread].store(Processors::allowed().count(), Ordering::SeqCst);
+                });
+                seen.into_iter().map(AtomicUsize::into_inner).collect::<Vec<_>>()
+            });
+            assert_eq!(seen.join().unwrap(), vec![if is_tied { 1 } else { all }; threads]);
         }
     }
 

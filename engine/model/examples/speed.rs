@@ -86,6 +86,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tokens: Vec<u32> = (0..prompt as u32).map(|index| (index * 7_919 + 13) % vocab).collect();
     let forward = Forward::with_family(Arc::clone(&model), threads, chunk.max(sequences), family);
     let mut forward = forward.ok_or("this machine lacks the family")?;
+    forward.tie_caller();
 
     let (mut prefill, mut decode) = (Vec::new(), Vec::new());
     for _ in 0..=repeats {

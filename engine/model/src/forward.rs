@@ -138,6 +138,12 @@ impl Forward {
         self.pass.reads.expected(position, tokens, pages)
     }
 
+    /// Ties the calling thread, which is to be the one that calls [`Forward::run`], to a processor of its own when there
+    /// is a thread for every processor.
+    pub fn tie_caller(&self) {
+        self.pass.team.tie_caller();
+    }
+
     /// Threads that really run.
     #[must_use]
     pub fn threads(&self) -> usize {

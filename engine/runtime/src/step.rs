@@ -83,6 +83,7 @@ struct Entries {
 impl Stepper {
     /// Runs until the engine's handle is gone.
     pub(crate) fn run(mut self) {
+        self.forward.tie_caller();
         while self.gather() {
             self.prefill_one_chunk();
             self.decode_once();

@@ -1,5 +1,6 @@
 //! The engine's forward pass as the benchmark runs it: the same calls as the engine's step loop makes, without the
 //! scheduler, the gate and the channels around it. It is what a peer's own batch interface is compared with.
+//! As the engine does, it runs on a thread that is tied to a processor; nobody else's, peers least of all, inherits that.
 
 use anyhow::{Context, Result};
 use engine_model::{Forward, KvShape, KvStore, Model, PAGE_TOKENS, PageRef, Span};
@@ -35,13 +36,28 @@ impl Own {
 
     /// Time to compute a prompt, with the logits of its last token.
     pub(super) fn prefill(&mut self, prompt: &[u32]) -> Result<Duration> {
-        let start = Instant::now();
-        self.fill(0, prompt, true)?;
-        Ok(start.elapsed())
+        self.on_its_thread(|own| {
+            let start = Instant::now();
+            own.fill(0, prompt, true)?;
+            Ok(start.elapsed())
+        })
     }
 
     /// Time of `steps` steps in which `batch` sequences decode one token each, after prompts that are not timed.
     pub(super) fn decode(&mut self, batch: usize, steps: usize, prompt: &[u32]) -> Result<Duration> {
+        self.on_its_thread(|own| own.time_decode(batch, steps, prompt))
+    }
+
+    fn on_its_thread<T: Send>(&mut self, work: impl FnOnce(&mut Self) -> Result<T> + Send) -> Result<T> {
+        let run = || {
+            self.forward.tie_caller();
+            work(self)
+        };
+        let done = std::thread::scope(|scope| scope.spawn(run).join());
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    fn time_decode(&mut self, batch: usize, steps: usize, prompt: &[u32]) -> Result<Duration> {
         for sequence in 0..batch {
             self.fill(sequence, prompt, false)?;
         }
