@@ -58,11 +58,6 @@ impl Tile {
     }
 }
 
-/// Position of the first token of a span's last tile.
-pub(crate) fn last_tile(position: usize, tokens: usize) -> usize {
-    position + tokens.saturating_sub(1) / TILE_TOKENS * TILE_TOKENS
-}
-
 /// How a run is divided, and memory for the threads. Reused from layer to layer and from run to run.
 #[derive(Debug, Default)]
 pub struct AttentionPlan {
@@ -255,8 +250,9 @@ impl<'a> Reader<'a> {
             return None;
         }
         let span = &self.spans[tile.span];
-        // The last tile of a span sees every page that the others see.
-        let is_last = tile.position == last_tile(span.position, span.tokens.len());
+        // A page is written down by the last tile of the span that sees it: through a window, the next one sees less.
+        let (end, next) = (span.position + span.tokens.len(), tile.position + TILE_TOKENS);
+        let seen_later = if next < end { first_page(next, self.window) } else { usize::MAX };
         let mut terms = 0u64;
         let pages = self.pages(tile, segment);
         let mut slabs = SegmentSlabs { slabs: [self.store.no_slab(); SEGMENT_PAGES], count: pages.len() };
@@ -266,13 +262,13 @@ impl<'a> Reader<'a> {
                 self.faults.record(tile.span, self.layer, page.page);
                 return None;
             };
-            if is_last {
+            if index < seen_later {
                 let loaded = PageRef { page: page.page, tag: slab.tag() };
-                terms = terms.wrapping_add(page_term(loaded, *place, tokens_of_page(index, tile.end())));
+                terms = terms.wrapping_add(page_term(loaded, *place, tokens_of_page(index, end)));
             }
             *held = slab;
         }
-        if is_last {
+        if terms != 0 {
             self.faults.add_reads(tile.span, terms.wrapping_mul(factor(self.layer, kv_head)));
         }
         Some(slabs)

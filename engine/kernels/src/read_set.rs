@@ -9,7 +9,6 @@
 //! one group of heads of one layer shows; other differences go unseen with a chance of about 2^-64, as long as nobody
 //! chooses them against these constants. The price is two multiplications for a page, layer and group of heads.
 
-use crate::attention::last_tile;
 use crate::kv_store::{PAGE_TOKENS, PageRef};
 
 /// The term of a page that holds `tokens` of its sequence at a place with this factor: see [`place_factor`].
@@ -80,7 +79,7 @@ impl ReadSetRule {
         let end = position + tokens;
         let pages = &pages[..pages.len().min(end.div_ceil(PAGE_TOKENS))];
         self.windows.iter().fold(0u64, |digest, (window, factors)| {
-            let first = first_page(last_tile(position, tokens), *window);
+            let first = first_page(position, *window);
             let terms = pages.iter().enumerate().skip(first);
             let terms = terms.map(|(index, page)| page_term(*page, place_factor(index), tokens_of_page(index, end)));
             digest.wrapping_add(terms.fold(0u64, u64::wrapping_add).wrapping_mul(*factors))
@@ -130,6 +129,20 @@ mod tests {
                 assert_ne!(term(3, 9).wrapping_mul(factor), term(4, 9).wrapping_mul(factor));
             }
         }
+    }
+
+    #[test]
+    fn pages_that_only_the_first_tokens_of_a_span_see_count_too() {
+        let rule = ReadSetRule::new(1, [Some(16)]);
+        let right = rule.expected(16, 112, &pages(8));
+        for index in 0..8 {
+            let mut other = pages(8);
+            other[index].tag += 1;
+            assert_ne!(rule.expected(16, 112, &other), right, "page {index}");
+        }
+        let mut other = pages(8);
+        other[0].tag += 1;
+        assert_eq!(rule.expected(31, 97, &other), rule.expected(31, 97, &pages(8)), "position 31 sees 16 to 31");
     }
 
     #[test]

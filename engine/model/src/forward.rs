@@ -4,6 +4,8 @@
 //! pages lie, on any number of threads, in prefill and in decode. Each kernel keeps that for itself (see
 //! `engine_kernels`), and this file only calls them row by row or for all rows alike.
 
+mod trial;
+
 use std::sync::Arc;
 
 use engine_kernels::{
@@ -15,6 +17,7 @@ use engine_kernels::{
 use crate::config::{LayerRope, ModelConfig};
 use crate::model::Model;
 use crate::weights::{LayerWeights, Weights};
+pub(crate) use trial::gives_numbers;
 
 /// Why a run was not computed. No logits of it are to be had; K and V of its tokens may be in their pages or not, and
 /// the same run may be repeated.

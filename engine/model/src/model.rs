@@ -10,6 +10,7 @@ use crate::chat_template::{ChatMessage, ChatTemplate, ChatTemplateError};
 use crate::checkpoint::{Checkpoint, OpenCheckpointError, ReadTemplateError};
 use crate::config::{ConfigError, ModelConfig};
 use crate::fingerprint;
+use crate::forward::gives_numbers;
 use crate::numerics;
 use crate::packed_weights::{Origin, Packer};
 use crate::tokenizer::{LoadTokenizerError, Tokenizer};
@@ -42,6 +43,15 @@ pub enum LoadModelError {
     /// Tensors are missing or do not fit.
     #[error(transparent)]
     Weights(#[from] LoadWeightsError),
+    /// There would be no room for an answer.
+    #[error("the model's context of {context_length} tokens has no room for a prompt and an answer")]
+    Context {
+        /// Of the model.
+        context_length: usize,
+    },
+    /// Every request would end with an error.
+    #[error("what the model computes for its first two tokens is not a number: its weights cannot be used")]
+    NotANumber,
 }
 
 /// Why a model that runs takes no conversations. Plain completions work.
@@ -242,6 +252,10 @@ impl Parts {
         {
             return Err(LoadModelError::Vocabulary { tokens: config.vocab, rows: *rows });
         }
+        let context_length = config.context_length;
+        if context_length < CONTEXT_MIN {
+            return Err(LoadModelError::Context { context_length });
+        }
         let chat_template = checkpoint.chat_template()?;
         let (tokenizer, weights) = thread::scope(|scope| {
             let tokenizer = scope.spawn(|| checkpoint.tokenizer());
@@ -249,7 +263,11 @@ impl Parts {
             let weights = Weights::load_with(checkpoint, &config, &packer);
             (join(tokenizer), weights)
         });
-        Ok(Self { config, tokenizer: tokenizer?, chat_template, weights: weights? })
+        let (tokenizer, weights) = (tokenizer?, weights?);
+        if !gives_numbers(&config, &weights, threads) {
+            return Err(LoadModelError::NotANumber);
+        }
+        Ok(Self { config, tokenizer, chat_template, weights })
     }
 }
 
@@ -258,6 +276,8 @@ fn join<T>(handle: thread::ScopedJoinHandle<'_, T>) -> T {
     handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
+/// A token of a prompt and one of an answer.
+const CONTEXT_MIN: usize = 2;
 /// Longest name, bytes.
 const NAME_BYTES_MAX: usize = 128;
 

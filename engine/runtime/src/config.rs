@@ -89,7 +89,7 @@ impl EngineConfig {
             return Err(StartEngineError::Context { context_tokens_max, context_length });
         }
         let bounds = [
-            ("threads", self.threads, 1024),
+            ("threads", self.threads, 256),
             ("pages", self.pages, u32::MAX as usize / PAGE_TOKENS),
             ("sequences_max", self.sequences_max, 4096),
             ("queue_max", self.queue_max, 1 << 20),

@@ -49,8 +49,8 @@ const REMOVALS: &[Removal] = &[
     },
     Removal {
         file: "engine/kernels/src/attention.rs",
-        find: "let is_last = tile.position == last_tile(span.position, span.tokens.len());",
-        replace: "let is_last = false;",
+        find: "let seen_later = if next < end { first_page(next, self.window) } else { usize::MAX };",
+        replace: "let (seen_later, _) = (0, next);",
     },
 ];
 

@@ -64,3 +64,22 @@ fn a_layer_that_overflows_shows_in_the_logits() {
         assert!(!are_finite(&first) && !are_finite(&second), "{name} is not seen in the logits");
     }
 }
+
+#[test]
+fn a_model_that_can_only_give_what_is_no_number_is_known_before_it_is_asked() {
+    let config = ModelConfig { is_tied: false, ..config() };
+    let usable = |change: fn(&mut Tensors)| gives_numbers(&config, &weights(change), 2);
+    assert!(usable(|_| ()));
+    for name in ["attn_norm", "ffn_down"] {
+        let mut tensors = Tensors::new(&config, &[0], false);
+        let bytes = &mut tensors.tensors.get_mut(&format!("blk.1.{name}.weight")).unwrap().2;
+        bytes.chunks_exact_mut(4).for_each(|value| value.copy_from_slice(&3e38f32.to_le_bytes()));
+        assert!(!gives_numbers(&config, &tensors.load(&config).unwrap(), 2), "{name}");
+    }
+    // Divisors of the rotation's frequencies.
+    for factor in [0.0, -1e-30, 1e-44] {
+        let mut weights = weights(|_| ());
+        weights.rope_factors = vec![factor; config.head_dim / 2];
+        assert!(!gives_numbers(&config, &weights, 1), "{factor:e}");
+    }
+}
