@@ -21,6 +21,7 @@ const ARROWS: &[(&str, &str, Reach)] = &[
             "gateway-auth",
             "engine-runtime",
             "engine-model",
+            "engine-handoff",
             "engine-kv",
             "engine-kernels",
             "engine-cuda",
@@ -36,9 +37,10 @@ const ARROWS: &[(&str, &str, Reach)] = &[
     (
         "engine-runtime",
         "engine/runtime",
-        Only(&["engine-kv", "engine-model", "engine-kernels", "engine-cuda", "policies-domain"]),
+        Only(&["engine-handoff", "engine-kv", "engine-model", "engine-kernels", "engine-cuda", "policies-domain"]),
     ),
     ("engine-model", "engine/model", Only(&["engine-kernels"])),
+    ("engine-handoff", "engine/handoff", Only(&["policies-domain"])),
     ("engine-kv", "engine/kv", Only(&["policies-domain"])),
     ("engine-kernels", "engine/kernels", Only(&[])),
     ("engine-cuda", "engine/cuda", Only(&["engine-kernels"])),
@@ -59,6 +61,7 @@ const TEST_ARROWS: &[(&str, &str)] = &[("audit-verify", "audit-log")];
 const HOMES: &[(&str, &[&str])] = &[
     ("pingora", &["gateway-server"]),
     ("opentelemetry", &["gateway-server"]),
+    ("stateright", &["engine-handoff"]),
     ("cudarc", &["engine-cuda"]),
     ("minijinja", &["engine-model"]),
     ("ed25519-dalek", &["audit-tlog", "gateway-auth"]),
