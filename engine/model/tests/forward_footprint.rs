@@ -69,6 +69,7 @@ fn a_warm_pass_allocates_nothing_and_stays_within_its_memory() {
     {
         let file = std::fs::metadata(&path).unwrap().len();
         let resident = resident_bytes();
-        assert!(resident <= file + (150 << 20), "{resident} bytes are resident for a file of {file}");
+        // Pages of K and V in use among them.
+        assert!(resident <= file + (60 << 20), "{resident} bytes are resident for a file of {file}");
     }
 }
