@@ -11,6 +11,7 @@
 
 mod kind;
 mod slab;
+mod transfer;
 
 use std::marker::PhantomData;
 
@@ -18,6 +19,7 @@ use crate::memory::AnonymousMemory;
 pub use kind::KvKind;
 use slab::SlabLayout;
 pub(crate) use slab::{Slab, SlabMut};
+pub use transfer::{PageBytes, TransferError};
 
 /// Tokens of a page.
 pub const PAGE_TOKENS: usize = 16;
@@ -294,10 +296,10 @@ mod tests {
     use super::*;
     use crate::simd::Scalar;
 
-    const SHAPE: KvShape = KvShape { layers: 2, kv_heads: 3, head_dim: 32, pages: 4 };
+    pub(super) const SHAPE: KvShape = KvShape { layers: 2, kv_heads: 3, head_dim: 32, pages: 4 };
     const PAGE: PageRef = PageRef { page: 2, tag: 7 };
 
-    fn fill(store: &mut KvStore, layer: usize, page: PageRef, first_token: bool) -> bool {
+    pub(super) fn fill(store: &mut KvStore, layer: usize, page: PageRef, first_token: bool) -> bool {
         let writer = store.writer();
         // SAFETY: there is one thread.
         let Some(mut slab) = (unsafe { writer.slab(layer, page, first_token) }) else { return false };

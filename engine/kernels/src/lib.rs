@@ -27,7 +27,7 @@ pub use activations::{Activations, BLOCK as ACTIVATION_BLOCK};
 pub use attention::{AttentionPlan, attention};
 pub use ceiling::{Multiplication, ReadCeiling, ReadPattern, multiply};
 pub use family::KernelFamily;
-pub use kv_store::{KvKind, KvShape, KvStore, KvStoreError, PAGE_TOKENS, PageRef};
+pub use kv_store::{KvKind, KvShape, KvStore, KvStoreError, PAGE_TOKENS, PageBytes, PageRef, TransferError};
 pub use mapped_file::MappedFile;
 pub use matrix::{Matrix, MatrixKind, MatrixSource, PACKED_LAYOUT, PackError, PackedMatrices, Packing};
 pub use norm::{quantise, rms_norm, rms_norm_add};
