@@ -3,6 +3,7 @@
 
 mod custody;
 mod exactness;
+mod kernels;
 
 use crate::phase::command_line;
 use crate::setup;
@@ -29,7 +30,7 @@ struct Mutation {
 
 /// Every safety check of the product. A new check comes with its line here or in one of the lists beside this file.
 fn all() -> impl Iterator<Item = &'static Mutation> {
-    MUTATIONS.iter().chain(custody::CUSTODY).chain(exactness::EXACTNESS)
+    MUTATIONS.iter().chain(custody::CUSTODY).chain(exactness::EXACTNESS).chain(kernels::KERNELS)
 }
 
 const MUTATIONS: &[Mutation] = &[
