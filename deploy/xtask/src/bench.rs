@@ -30,9 +30,12 @@ pub(crate) enum Bench {
         /// Leave out the curves over batches, prompts and threads
         #[arg(long)]
         no_scaling: bool,
-        /// Also one row of the Python package `mistralrs`, after the others: it takes text and cannot be measured in turn
-        #[arg(long)]
-        mistralrs: bool,
+    },
+    /// One more row for the engine's table: the Python package `mistralrs`, which takes text and cannot be measured in turn
+    Mistralrs {
+        /// Counted repetitions of each measurement
+        #[arg(long, default_value_t = 7)]
+        repetitions: u16,
     },
     /// The gateway against llama.cpp's HTTP server: 16 streams over loopback
     Served {
@@ -48,12 +51,8 @@ pub(crate) enum Bench {
 
 pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
     match bench {
-        Bench::Engine { repetitions, threads, no_scaling, mistralrs } => {
-            engine(root, *repetitions, *threads, !no_scaling)?;
-            if *mistralrs {
-                add_mistralrs(root, *repetitions)?;
-            }
-        }
+        Bench::Engine { repetitions, threads, no_scaling } => engine(root, *repetitions, *threads, !no_scaling)?,
+        Bench::Mistralrs { repetitions } => mistralrs(root, *repetitions)?,
         Bench::Served { repetitions } => served(root, *repetitions)?,
         Bench::Checks => checks::run(root)?,
         Bench::Note => {}
@@ -88,12 +87,33 @@ fn engine(root: &Path, repetitions: u16, threads: Option<usize>, scaling: bool) 
     if scaling {
         command.arg("--scaling");
     }
+    wait_for_quiet();
     execute(&mut command)
 }
 
+/// Compiling leaves a load average behind that is nobody's any more after a few minutes. What is still there then is
+/// others' and goes into the result.
+fn wait_for_quiet() {
+    let load = || -> Option<f64> { std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok() };
+    for _ in 0..QUIET_LOOKS {
+        match load() {
+            Some(load) if load > QUIET_LOAD => eprintln!("waiting for the machine to be quiet: load average {load}"),
+            _ => return,
+        }
+        std::thread::sleep(QUIET_LOOK);
+    }
+}
+
+/// A load average that says that nobody else computes.
+const QUIET_LOAD: f64 = 0.3;
+const QUIET_LOOK: std::time::Duration = std::time::Duration::from_secs(15);
+/// Four minutes: a load average of 10 is 0.2 then.
+const QUIET_LOOKS: usize = 16;
+
 /// Measures `mistralrs` and adds it to `engine.json` as `other_peers`.
-fn add_mistralrs(root: &Path, repetitions: u16) -> Result<()> {
+fn mistralrs(root: &Path, repetitions: u16) -> Result<()> {
     let (python, bulkhead) = (peers::mistralrs(root)?, bulkhead(root)?);
+    wait_for_quiet();
     let output = Command::new(python)
         .args(["-c", MISTRALRS])
         .arg(model(&bulkhead)?)
@@ -127,6 +147,7 @@ fn served(root: &Path, repetitions: u16) -> Result<()> {
         .arg(peers::llama_server(root, python)?)
         .arg(result_file(root, "served.json"))
         .arg(repetitions.to_string());
+    wait_for_quiet();
     execute(command.arg(&model).args(&files))
 }
 
