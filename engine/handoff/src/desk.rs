@@ -163,11 +163,15 @@ impl HandoffDesk {
         out
     }
 
-    /// A worker's life is over: whatever was opened with it ends on both sides.
+    /// A worker's life is over: whatever was opened with it ends on both sides. What was started when a prefill worker
+    /// dies is the decode side's to judge: it may have been committed, and then it needs no prefill worker any more.
     #[must_use]
     pub fn peer_gone(&mut self, now: Duration, life: Incarnation) -> Vec<Effect> {
         let mut out = Vec::new();
-        let with_it = |handoff: &&Handoff| handoff.route.prefill == life || handoff.route.decode == life;
+        let with_it = |handoff: &&Handoff| {
+            let unstarted = handoff.state == DeskState::Asking;
+            handoff.route.decode == life || (handoff.route.prefill == life && unstarted)
+        };
         let routes: Vec<Route> = self.handoffs.values().filter(with_it).map(|handoff| handoff.route).collect();
         for route in routes {
             for to in [Party::Prefill, Party::Decode] {

@@ -4,6 +4,7 @@
 //! A scenario bounds how often what may go wrong; within its bounds every state is visited and the invariants I1 to I14
 //! are asked of each. Then the same with one check switched off at a time: an invariant must break.
 
+mod catalogue;
 mod pages;
 mod scenario;
 mod world;

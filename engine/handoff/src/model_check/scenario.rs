@@ -83,6 +83,12 @@ impl Scenario {
         self
     }
 
+    /// Heartbeats come more often than time is looked at.
+    pub(super) fn heartbeat(mut self, heartbeat: Duration) -> Self {
+        self.configs.decode = Arc::new(DecodeConfig { heartbeat, ..(*self.configs.decode).clone() });
+        self
+    }
+
     pub(super) fn late_reaper(mut self) -> Self {
         self.late_reaper = true;
         self
@@ -414,7 +420,7 @@ impl World {
         }
     }
 
-    fn can_finish(&self, work: &Work) -> bool {
+    pub(super) fn can_finish(&self, work: &Work) -> bool {
         match work {
             Work::Receive { route, .. } if self.in_place => self.sends(*route),
             Work::Receive { route, .. } => self.staged.iter().any(|(staged, _)| staged == route),
@@ -429,7 +435,7 @@ impl World {
     }
 
     /// Nothing is on its way and nothing is at work that could end by itself.
-    fn is_quiet(&self) -> bool {
+    pub(super) fn is_quiet(&self) -> bool {
         self.mail.is_empty() && !self.work.iter().any(|work| self.can_finish(work))
     }
 
@@ -483,7 +489,8 @@ impl World {
                         _ => self.decode.state(route.id).is_some(),
                     };
                     let used = self.work.iter().any(|work| work.side() == side && work.route() == route);
-                    let evidence = page.state == State::Quarantined && self.seen.incidents.contains(&route);
+                    let evidence = page.state == State::Quarantined
+                        && self.seen.incidents.iter().any(|incident| incident.route == route);
                     page.state != State::Free && (held || used || evidence)
                 }
             })
@@ -497,24 +504,17 @@ impl World {
     }
 
     /// From here on nothing goes wrong, and time passes: every handoff ends, and its pages are free or evidence.
-    fn settles(&self) -> bool {
+    pub(super) fn settles(&self) -> bool {
         let mut world = self.clone();
         for _ in 0..8 {
             ALL.iter().for_each(|party| world.tick(*party, true));
-            while !world.is_quiet() {
-                if let Some(mail) = world.mail.pop() {
-                    world.deliver(mail);
-                } else if let Some(at) = world.work.iter().position(|work| world.can_finish(work)) {
-                    let work = world.work.remove(at);
-                    world.finish(work, None);
-                }
-            }
+            world.run_until(|_| false);
         }
         let empty = |pool: &super::pages::Pages| {
             pool.0.iter().all(|page| match page.state {
                 State::Free => true,
                 State::Quarantined => {
-                    matches!(page.owner, Owner::Side(_, route) if world.seen.incidents.contains(&route))
+                    matches!(page.owner, Owner::Side(_, route) if world.seen.incidents.iter().any(|incident| incident.route == route))
                 }
                 _ => page.owner == Owner::Stranger,
             })

@@ -3,9 +3,9 @@
 use super::pages::{Bytes, Owner, Pages, State};
 use crate::{
     Attempt, ContentDigest, DecodeConfig, DecodeHost, DecodeInput, DecodeSide, DecodeState, DeskConfig, Effect, End,
-    FirstStep, FirstToken, HandoffDesk, HandoffId, Incarnation, Landed, LandedPage, Manifest, Message, Opening, Order,
-    Outcome, PageSlot, Party, PrefillConfig, PrefillEnd, PrefillHost, PrefillInput, PrefillSide, PrefillState,
-    RequestDigest, Route, SamplerState, SealedPage,
+    FirstStep, FirstToken, HandoffDesk, HandoffId, Incarnation, Incident, Landed, LandedPage, Manifest, Message,
+    Opening, Order, Outcome, PageSlot, Party, PrefillConfig, PrefillEnd, PrefillHost, PrefillInput, PrefillSide,
+    PrefillState, RequestDigest, Route, SamplerState, SealedPage,
 };
 use policies_domain::{Generation, Label, PageId, TenantId};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -69,6 +69,8 @@ pub(super) enum Defect {
     OddToken,
     /// The prompt cannot be computed whole.
     PrefillFails,
+    /// A prompt that is too long is answered with one token's placeholder, as if that were a success.
+    Placeholder,
     /// The decode side's pool gives a page away that is kept for a handoff.
     KeptPageGivenAway,
     /// The prefill side's pool gives a page away that is offered.
@@ -146,7 +148,7 @@ pub(super) struct Seen {
     pub(super) committed: Vec<Route>,
     pub(super) drained: Vec<Route>,
     pub(super) reused: Vec<Route>,
-    pub(super) incidents: Vec<Route>,
+    pub(super) incidents: Vec<Incident>,
     /// Per side.
     pub(super) aborted: Vec<(Party, Route)>,
     pub(super) ids: Vec<HandoffId>,
@@ -160,6 +162,8 @@ pub(super) struct World {
     pub(super) prefill: PrefillSide,
     pub(super) decode: DecodeSide,
     pub(super) clocks: [u8; 3],
+    /// How long a tick is.
+    pub(super) tick: Duration,
     pub(super) source: Pages,
     pub(super) target: Pages,
     pub(super) in_place: bool,
@@ -209,6 +213,7 @@ impl World {
             prefill: PrefillSide::new(Arc::clone(&configs.prefill), known[0]),
             decode: DecodeSide::new(Arc::clone(&configs.decode), known[1]),
             clocks: [0; 3],
+            tick: TICK,
             source: Pages::new(pages[0]),
             target: Pages::new(pages[1]),
             in_place: configs.decode.in_place,
@@ -235,7 +240,7 @@ impl World {
     }
 
     fn now(&self, party: Party) -> Duration {
-        TICK * u32::from(self.clocks[party as usize])
+        self.tick * u32::from(self.clocks[party as usize])
     }
 
     fn broke(&mut self, invariant: u32) {
@@ -270,6 +275,20 @@ impl World {
             }
             Err(_) => Progress::Over,
         };
+    }
+
+    /// Everything that is on its way arrives and everything that is at work ends, oldest first, until `enough`.
+    pub(super) fn run_until(&mut self, enough: impl Fn(&Self) -> bool) {
+        while !self.is_quiet() && !enough(self) {
+            if self.mail.is_empty() {
+                let Some(at) = self.work.iter().position(|work| self.can_finish(work)) else { return };
+                let work = self.work.remove(at);
+                self.finish(work, None);
+            } else {
+                let mail = self.mail.remove(0);
+                self.deliver(mail);
+            }
+        }
     }
 
     pub(super) fn leave(&mut self, index: usize) {
@@ -437,7 +456,7 @@ impl World {
                     }
                     self.pool(side).release(Owner::Side(side, route));
                 }
-                Effect::Incident(incident) => self.seen.incidents.push(incident.route),
+                Effect::Incident(incident) => self.seen.incidents.push(incident),
                 Effect::Ended { route, end } => {
                     let retries = &mut self.budget.retries;
                     for (_, progress) in self.requests.iter_mut().filter(|(_, it)| *it == Progress::Open(route)) {
@@ -474,8 +493,9 @@ impl World {
             Message::Commit { route } if !self.seen.commits_sent.contains(route) => {
                 let offered = self.seen.offered_at.iter().find(|(offered, _)| offered == route);
                 let clock = u32::from(self.clocks[Party::Prefill as usize]);
-                let within = offered
-                    .is_some_and(|(_, at)| TICK * (clock - u32::from(*at)) < Duration::from_millis(LEASE_MS.into()));
+                let within = offered.is_some_and(|(_, at)| {
+                    self.tick * (clock - u32::from(*at)) < Duration::from_millis(LEASE_MS.into())
+                });
                 self.broke_unless(6, within);
                 self.seen.commits_sent.push(*route);
             }
@@ -535,7 +555,8 @@ impl World {
                         if defect == Some(Defect::OddToken) {
                             first.token = FirstToken::new(VOCABULARY);
                         }
-                        PrefillEnd::Complete { tokens: order.tokens, first }
+                        let tokens = if defect == Some(Defect::Placeholder) { 1 } else { order.tokens };
+                        PrefillEnd::Complete { tokens, first }
                     }
                     _ => PrefillEnd::Failed,
                 };
