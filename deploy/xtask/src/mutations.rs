@@ -3,6 +3,7 @@
 
 mod custody;
 mod exactness;
+mod handoff;
 mod kernels;
 
 use crate::phase::command_line;
@@ -30,7 +31,8 @@ struct Mutation {
 
 /// Every safety check of the product. A new check comes with its line here or in one of the lists beside this file.
 fn all() -> impl Iterator<Item = &'static Mutation> {
-    MUTATIONS.iter().chain(custody::CUSTODY).chain(exactness::EXACTNESS).chain(kernels::KERNELS)
+    let more = [custody::CUSTODY, exactness::EXACTNESS, handoff::HANDOFF, kernels::KERNELS];
+    MUTATIONS.iter().chain(more.into_iter().flatten())
 }
 
 const MUTATIONS: &[Mutation] = &[

@@ -1,11 +1,15 @@
 //! The decode side: keeps pages, takes bytes in, checks them, and begins to decode when it was told that they are its own.
 
-use crate::check::{Check, Checks};
+mod input;
+
+pub use input::{DecodeConfig, DecodeInput, DecodeState};
+
+use crate::cause::Why;
+use crate::check::Check;
 use crate::content::ContentDigest;
 use crate::effect::{Dropped, Effect, Incident, PageSlot};
 use crate::ended::{Job, Jobs, Outcome, Tombstones};
 use crate::identity::{Fingerprint, HandoffId, Incarnation, Party, Route};
-use crate::key::HandoffKey;
 use crate::manifest::{PAGES_MAX, SealedManifest};
 use crate::message::{AbortReason, HEARTBEAT_HANDOFFS_MAX, Message, Order};
 use crate::refusal::{DecodeHost, Held, Landed, Refusal};
@@ -15,109 +19,6 @@ use std::time::Duration;
 
 /// Of a lease the decode side uses this much: it stops before the prefill side does, although its clock started later.
 const LEASE_PERCENT: u32 = 80;
-
-/// What a decode side is told once.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct DecodeConfig {
-    /// Shared with the prefill side.
-    pub key: HandoffKey,
-    /// Its own model and layout.
-    pub fingerprint: Fingerprint,
-    /// Tokens that a page holds, above 0.
-    pub page_tokens: u32,
-    /// Pages stay where they are: both sides use one pool, and nothing is copied.
-    pub in_place: bool,
-    /// Handoffs at a time, at most.
-    pub handoffs_max: usize,
-    /// Between two heartbeats, and before something unanswered is said again.
-    pub heartbeat: Duration,
-    /// How long an ended handoff is remembered: twice the longest of lease and transport timeout.
-    pub remember: Duration,
-    /// Always [`Checks::ALL`], but in tests.
-    pub checks: Checks,
-}
-
-/// Where a handoff stands on the decode side. Its end is in [`DecodeSide::ended`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DecodeState {
-    /// Pages were asked for.
-    Reserving,
-    /// Pages are kept, nothing came yet.
-    Reserved,
-    /// The manifest is good as far as it can be said; bytes are coming.
-    Receiving,
-    /// All bytes came; they are being fenced and measured.
-    Landed,
-    /// They are the ones of the manifest; the prefill side was told.
-    Verified,
-    /// They are ours; tags are being written.
-    Committed,
-    /// Over; work at the pages has not ended yet.
-    Aborting {
-        /// The pages will be kept.
-        evidence: bool,
-    },
-}
-
-/// Something that happened to the decode side.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum DecodeInput {
-    /// A message came. Who sent it is known by the transport, not by what it says.
-    Message {
-        /// Who sent it.
-        from: Party,
-        /// What it says.
-        message: Message,
-    },
-    /// Pages are kept: as many as were asked for, none when they stay where they are.
-    Reserved {
-        /// For which handoff.
-        route: Route,
-        /// Which ones, in the order of the sequence.
-        pages: Vec<PageSlot>,
-    },
-    /// There are not enough free pages.
-    Exhausted {
-        /// For which handoff.
-        route: Route,
-    },
-    /// All bytes are here and the work of bringing them has ended.
-    Arrived {
-        /// Of which handoff.
-        route: Route,
-        /// Where they lie, in the order of the sequence.
-        pages: Vec<PageSlot>,
-    },
-    /// The bytes did not come, and the work of bringing them has ended.
-    Lost {
-        /// Of which handoff.
-        route: Route,
-    },
-    /// What lies in memory.
-    Measured {
-        /// Of which handoff.
-        route: Route,
-        /// What was found.
-        landed: Landed,
-    },
-    /// The pages have their new owner and tags.
-    Relabelled {
-        /// Of which handoff.
-        route: Route,
-    },
-    /// Nothing can touch the pages of this handoff any more.
-    Fenced {
-        /// Of which handoff.
-        route: Route,
-    },
-    /// A life of the prefill worker is over.
-    PeerGone {
-        /// Which one.
-        prefill: Incarnation,
-    },
-    /// Time has passed.
-    Tick,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Handoff {
@@ -552,33 +453,6 @@ impl Handoff {
             key: &config.key,
             kept: (!config.in_place).then_some(&self.pages),
         }
-    }
-}
-
-/// Why a handoff ends here.
-enum Why {
-    /// Another party said so.
-    Told(AbortReason),
-    /// Something of this side's own went wrong.
-    Failed(AbortReason),
-    /// A check refused it.
-    Refused(Refusal),
-    /// Its credit or lease ran out.
-    Timer,
-}
-
-impl Why {
-    fn reason(&self) -> AbortReason {
-        match self {
-            Self::Told(reason) | Self::Failed(reason) => *reason,
-            Self::Refused(_) => AbortReason::Refused,
-            Self::Timer => AbortReason::Expired,
-        }
-    }
-
-    /// The others do not know yet.
-    fn is_own(&self) -> bool {
-        !matches!(self, Self::Told(_))
     }
 }
 

@@ -53,6 +53,7 @@
 //! Refuses: anything that no state expects. It is counted ([`Dropped`]) and changes nothing.
 #![forbid(unsafe_code)]
 
+mod cause;
 mod check;
 mod content;
 mod decode;

@@ -4,7 +4,9 @@
 //! A scenario bounds how often what may go wrong; within its bounds every state is visited and the invariants I1 to I14
 //! are asked of each. Then the same with one check switched off at a time: an invariant must break.
 
+mod cast;
 mod catalogue;
+mod invariants;
 mod pages;
 mod scenario;
 mod world;
@@ -107,6 +109,30 @@ fn planted_defects_break_nothing() {
     }
     holds("another model", one(&[], budget).other_model());
     holds("a repeated id", Scenario::new(&[]).requests(TWO_TENANTS, [1, 1]).defects(&[RepeatedId]));
+}
+
+#[test]
+fn a_timer_sets_pages_aside_and_frees_none() {
+    use pages::State;
+    use world::{Work, World};
+    let scenario = one(&[], Budget::default());
+    let fresh = || World::new(&scenario.configs, ONE, [1, 1], Budget::default());
+    let fence = |work: &Work| matches!(work, Work::Fence { .. });
+    // A credit, and a lease, that nobody uses.
+    let mut decode = fresh();
+    decode.open(0, false);
+    decode.run_until(|world| world.target.0[0].state == State::Inbound);
+    (0..2).for_each(|_| decode.tick(Party::Decode, true));
+    assert_eq!(decode.target.0[0].state, State::Quarantined);
+    decode.run_until(|world| !world.work.iter().any(fence));
+    assert_eq!(decode.target.0[0].state, State::Free, "after somebody said that nothing holds it");
+    let mut prefill = fresh();
+    prefill.open(0, false);
+    prefill.run_until(|world| world.source.0[0].state == State::Outbound);
+    (0..2).for_each(|_| prefill.tick(Party::Prefill, true));
+    assert_eq!(prefill.source.0[0].state, State::Quarantined);
+    prefill.run_until(|world| !world.work.iter().any(fence));
+    assert_eq!(prefill.source.0[0].state, State::Free);
 }
 
 /// Where the absence of each check shows.

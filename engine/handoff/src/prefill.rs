@@ -1,139 +1,21 @@
 //! The prefill side: computes a prompt, seals its pages, offers them, and commits them to the decode side once.
 
-use crate::check::{Check, Checks};
+mod input;
+
+pub use input::{PrefillConfig, PrefillEnd, PrefillInput, PrefillState, SealedPage};
+
+use crate::cause::Why;
+use crate::check::Check;
 use crate::content::ContentDigest;
 use crate::effect::{Dropped, Effect, Incident, PageSlot};
 use crate::ended::{Job, Jobs, Outcome, Tombstones};
-use crate::identity::{Fingerprint, HandoffId, Incarnation, Party, Route};
-use crate::key::HandoffKey;
+use crate::identity::{HandoffId, Incarnation, Party, Route};
 use crate::manifest::{FirstStep, FirstToken, Manifest, ManifestPage, SamplerState, SealedManifest};
 use crate::message::{AbortReason, HEARTBEAT_HANDOFFS_MAX, Message, Order};
 use crate::refusal::{PrefillHost, Refusal};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// What a prefill side is told once.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct PrefillConfig {
-    /// Shared with the decode side.
-    pub key: HandoffKey,
-    /// Its own model and layout.
-    pub fingerprint: Fingerprint,
-    /// Handoffs at a time, at most.
-    pub handoffs_max: usize,
-    /// How long sealed pages are kept for a decode side that says nothing.
-    pub lease_ms: u32,
-    /// Before something unanswered is said again.
-    pub heartbeat: Duration,
-    /// How long an ended handoff is remembered: twice the longest of lease and transport timeout.
-    pub remember: Duration,
-    /// Always [`Checks::ALL`], but in tests.
-    pub checks: Checks,
-}
-
-/// Where a handoff stands on the prefill side. Its end is in [`PrefillSide::ended`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PrefillState {
-    /// Taken, not begun.
-    Admitted,
-    /// Being computed.
-    Prefilling,
-    /// Computed; the pages are being sealed.
-    Sealed,
-    /// The decode side has the manifest.
-    Offered,
-    /// Committed; the decode side has not yet said that it is done with it.
-    Draining {
-        /// It took so long that the pages are set aside.
-        late: bool,
-    },
-    /// Over; work at the pages has not ended yet.
-    Aborting {
-        /// The pages will be kept.
-        evidence: bool,
-    },
-}
-
-/// One page as it was sealed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SealedPage {
-    /// Its place in the sequence, from 0.
-    pub logical: u32,
-    /// Which page, in which life.
-    pub slot: PageSlot,
-    /// Digest of its bytes.
-    pub digest: ContentDigest,
-}
-
-/// How a prefill ended. A failure is no short success.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PrefillEnd {
-    /// The last write of the last chunk is done.
-    Complete {
-        /// Tokens that the pages hold.
-        tokens: u32,
-        /// The first token and what sampling it left.
-        first: FirstStep,
-    },
-    /// It could not be computed, or not whole.
-    Failed,
-}
-
-/// Something that happened to the prefill side.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum PrefillInput {
-    /// A message came. Who sent it is known by the transport, not by what it says.
-    Message {
-        /// Who sent it.
-        from: Party,
-        /// What it says.
-        message: Message,
-    },
-    /// The first chunk is being computed.
-    PrefillBegan {
-        /// Of which handoff.
-        route: Route,
-    },
-    /// Nothing writes to the pages any more.
-    Prefilled {
-        /// Of which handoff.
-        route: Route,
-        /// How it went.
-        end: PrefillEnd,
-    },
-    /// The pages are sealed.
-    Sealed {
-        /// Of which handoff.
-        route: Route,
-        /// In the order of the sequence.
-        pages: Vec<SealedPage>,
-        /// Digest of each layer over all pages.
-        layers: Vec<ContentDigest>,
-    },
-    /// The bytes were given away; nothing reads the pages any more.
-    Sent {
-        /// Of which handoff.
-        route: Route,
-    },
-    /// They could not be; nothing reads the pages any more.
-    SendFailed {
-        /// Of which handoff.
-        route: Route,
-    },
-    /// Nothing can touch the pages of this handoff any more.
-    Fenced {
-        /// Of which handoff.
-        route: Route,
-    },
-    /// A life of the decode worker is over.
-    PeerGone {
-        /// Which one.
-        decode: Incarnation,
-    },
-    /// Time has passed.
-    Tick,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Handoff {
@@ -569,33 +451,6 @@ const PLACEHOLDER: FirstStep = FirstStep {
     sampler: SamplerState { seed: 0, step: 0 },
     grammar: [0; 32],
 };
-
-/// Why a handoff ends here.
-enum Why {
-    /// Another party said so.
-    Told(AbortReason),
-    /// Something of this side's own went wrong.
-    Failed(AbortReason),
-    /// A check refused it.
-    Refused(Refusal),
-    /// Its lease ran out.
-    Timer,
-}
-
-impl Why {
-    fn reason(&self) -> AbortReason {
-        match self {
-            Self::Told(reason) | Self::Failed(reason) => *reason,
-            Self::Refused(_) => AbortReason::Refused,
-            Self::Timer => AbortReason::Expired,
-        }
-    }
-
-    /// The others do not know yet.
-    fn is_own(&self) -> bool {
-        !matches!(self, Self::Told(_))
-    }
-}
 
 fn say_again(handoff: &Handoff, out: &mut Vec<Effect>) {
     match (handoff.state, &handoff.offer) {

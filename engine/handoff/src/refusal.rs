@@ -263,3 +263,61 @@ fn unless(on: Checks, check: Check, test: impl FnOnce() -> Result<(), Refusal>) 
 fn refuse_unless(holds: bool, refusal: Refusal) -> Result<(), Refusal> {
     if holds { Ok(()) } else { Err(refusal) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::samples;
+    use proptest::prelude::*;
+
+    fn landed(manifest: &Manifest) -> Landed {
+        let found = manifest.pages.iter().map(|page| LandedPage { tag: page.tag, digest: page.digest });
+        Landed { pages: found.collect(), layers: manifest.layers.clone() }
+    }
+
+    proptest! {
+        #[test]
+        fn pages_and_layers_are_compared_each_for_itself(manifest in samples::manifest(), at in any::<prop::sample::Index>()) {
+            let as_sealed = landed(&manifest);
+            prop_assert_eq!(v7_content(&manifest, &as_sealed), Ok(()));
+            prop_assert_eq!(v8_life(&manifest, &as_sealed), Ok(()));
+            for lane in 0..2 {
+                let mut found = as_sealed.clone();
+                if let Some(layer) = found.layers.first_mut() {
+                    layer.0[lane] ^= 1;
+                    prop_assert!(v7_content(&manifest, &found).is_err());
+                }
+                let mut found = as_sealed.clone();
+                if !found.pages.is_empty() {
+                    let i = at.index(found.pages.len());
+                    found.pages[i].digest.0[lane] ^= 1 << 63;
+                    prop_assert_eq!(v7_content(&manifest, &found), Err(Refusal::OtherContent { logical: i as u32 }));
+                    found.pages[i].tag ^= 1;
+                    prop_assert_eq!(v8_life(&manifest, &found), Err(Refusal::OtherLife { logical: i as u32 }));
+                }
+            }
+            let mut short = as_sealed.clone();
+            let mut long = as_sealed;
+            long.pages.push(LandedPage { tag: 0, digest: ContentDigest::default() });
+            prop_assert!(v7_content(&manifest, &long).is_err());
+            if short.pages.pop().is_some() {
+                prop_assert!(v7_content(&manifest, &short).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn every_refusal_names_its_check_and_no_token() {
+        for (refusal, check) in [
+            (Refusal::NotExpected, Check::V1),
+            (Refusal::BrokenSeal, Check::V2),
+            (Refusal::OtherRequest, Check::V4),
+            (Refusal::OtherFingerprint, Check::V5),
+            (Refusal::FirstToken, Check::V10),
+            (Refusal::SourceChanged, Check::C3),
+        ] {
+            assert_eq!(refusal.check(), check);
+            assert!(!refusal.to_string().contains(|c: char| c.is_ascii_digit()), "{refusal}");
+        }
+    }
+}
