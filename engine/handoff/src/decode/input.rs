@@ -29,7 +29,7 @@ pub struct DecodeConfig {
     pub checks: Checks,
 }
 
-/// Where a handoff stands on the decode side. Its end is in [`DecodeSide::ended`].
+/// Where a handoff stands on the decode side. Its end is in [`DecodeSide::ended`](crate::DecodeSide::ended).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DecodeState {
     /// Pages were asked for.

@@ -28,7 +28,7 @@ pub struct PrefillConfig {
     pub checks: Checks,
 }
 
-/// Where a handoff stands on the prefill side. Its end is in [`PrefillSide::ended`].
+/// Where a handoff stands on the prefill side. Its end is in [`PrefillSide::ended`](crate::PrefillSide::ended).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PrefillState {
     /// Taken, not begun.
