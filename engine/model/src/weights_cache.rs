@@ -12,10 +12,11 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use engine_kernels::{PACKED_LAYOUT, PackError, PackedMatrices, Packing};
+use tempfile::NamedTempFile;
 
 use crate::packed_weights::{Origin, PackedWeights, read_content};
 
@@ -31,6 +32,8 @@ const FILES_MAX: usize = 4;
 const LOOKED_AT_MAX: usize = 256;
 const TEMPORARY_PREFIX: &str = ".weights-";
 const TEMPORARY_SUFFIX: &str = ".tmp";
+/// Others get in between creating and locking in microseconds, and rarely.
+const TEMPORARY_TRIES: usize = 16;
 
 /// Why a file of the cache was passed over.
 #[derive(Debug, thiserror::Error)]
@@ -273,15 +276,27 @@ impl UnsavedWeights {
     }
 
     fn write(&self, path: &Path) -> io::Result<()> {
-        // Readable by its owner alone; removed when anything fails.
-        let file =
-            tempfile::Builder::new().prefix(TEMPORARY_PREFIX).suffix(TEMPORARY_SUFFIX).tempfile_in(&self.folder)?;
-        // Held as long as the file is open: what is not held is left over. A system without locks goes without.
-        let _ = file.as_file().try_lock();
+        let file = self.temporary()?;
         self.write_to(file.as_file())?;
         // A crash here leaves the temporary file, which the next save removes.
         file.persist(path).map_err(|error| error.error)?;
         File::open(&self.folder)?.sync_all()
+    }
+
+    /// A file of our own, held as long as it is open: what is not held is left over, and whoever saves removes it.
+    fn temporary(&self) -> io::Result<NamedTempFile> {
+        for _ in 0..TEMPORARY_TRIES {
+            // Readable by its owner alone; removed when anything fails.
+            let file =
+                tempfile::Builder::new().prefix(TEMPORARY_PREFIX).suffix(TEMPORARY_SUFFIX).tempfile_in(&self.folder)?;
+            // A system without locks goes without.
+            let _ = file.as_file().lock();
+            // Somebody who saves at the same time may have come between the two.
+            if file.as_file().metadata()?.nlink() > 0 {
+                return Ok(file);
+            }
+        }
+        Err(io::Error::other("others removed the temporary file each time"))
     }
 
     fn write_to(&self, mut file: &File) -> io::Result<()> {
@@ -299,9 +314,10 @@ fn remove_temporary(folder: &Path) {
         let is_ours = |name: &str| name.starts_with(TEMPORARY_PREFIX) && name.ends_with(TEMPORARY_SUFFIX);
         if name.to_str().is_some_and(is_ours)
             && entry.file_type().is_ok_and(|kind| kind.is_file())
-            && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok())
+            && let Ok(file) = File::open(entry.path())
+            && file.try_lock().is_ok()
         {
-            // What cannot be removed stays and hurts nobody.
+            // Held meanwhile, so that nobody takes it for his own. What cannot be removed stays and hurts nobody.
             let _ = fs::remove_file(entry.path());
         }
     }

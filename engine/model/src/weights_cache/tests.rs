@@ -218,9 +218,11 @@ fn many_that_write_at_once_leave_one_whole_file() {
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
-                rig.unsaved(MODEL).save().unwrap();
-                // Whoever looks meanwhile finds a whole one.
-                assert!(matches!(rig.pack(MODEL, &rig.sources()).origin, Origin::Cache(_)));
+                for _ in 0..8 {
+                    rig.unsaved(MODEL).save().unwrap();
+                    // Whoever looks meanwhile finds a whole one.
+                    assert!(matches!(rig.pack(MODEL, &rig.sources()).origin, Origin::Cache(_)));
+                }
             });
         }
     });
