@@ -1,7 +1,7 @@
 //! Where the tokens of one sequence lie: position to page.
 
 use crate::ledger::{AllocateError, Capability, PAGE_TOKENS, UseError};
-use crate::page::{FillingPage, SealedPage};
+use crate::page::{FillingPage, OwnedPage, SealedPage};
 use crate::pool::PagePool;
 use policies_domain::{Label, SequenceId};
 
@@ -22,6 +22,40 @@ impl BlockTable {
     pub fn new(pool: &PagePool, label: Label) -> Self {
         let (sealed, filling) = (Vec::new(), std::collections::VecDeque::new());
         Self { pool: pool.clone(), label, sequence: pool.open_sequence(), sealed, filling }
+    }
+
+    /// Of pages that a sequence got whole: all full but the last.
+    pub(crate) fn of(pool: PagePool, label: Label, sequence: SequenceId, pages: Vec<OwnedPage>) -> Self {
+        let (mut sealed, mut filling) = (Vec::with_capacity(pages.len()), std::collections::VecDeque::new());
+        for page in pages {
+            match page {
+                OwnedPage::Sealed(page) => {
+                    assert!(filling.is_empty(), "a page before the last one has room");
+                    sealed.push(page);
+                }
+                OwnedPage::Filling(page) => filling.push_back(page),
+            }
+        }
+        Self { pool, label, sequence, sealed, filling }
+    }
+
+    /// All pages that were written to, in order, the last one sealed as it is; the others go back.
+    pub(crate) fn into_sealed(self) -> Result<Vec<SealedPage>, UseError> {
+        let Self { mut sealed, filling, .. } = self;
+        for page in filling.into_iter().filter(|page| page.filled() > 0) {
+            sealed.push(page.seal().map_err(|(_, error)| error)?);
+        }
+        Ok(sealed)
+    }
+
+    pub(crate) fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+
+    /// Whose data it is.
+    #[must_use]
+    pub fn label(&self) -> Label {
+        self.label
     }
 
     /// Who holds the pages.

@@ -26,6 +26,7 @@ mod pool;
 mod sync;
 mod tag;
 mod ticket;
+mod transfer_table;
 
 pub use block_table::BlockTable;
 pub use capability::{Capability, Grant, PAGE_TOKENS};
@@ -39,3 +40,4 @@ pub use page::{FillingPage, InboundPage, OutboundPage, OwnedPage, SealedPage, Sh
 pub use page_label::{PageFormat, PageLabel, PageState};
 pub use pool::PagePool;
 pub use ticket::Ticket;
+pub use transfer_table::{InboundTable, OutboundTable};

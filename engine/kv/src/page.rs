@@ -234,6 +234,15 @@ pub enum OwnedPage {
 }
 
 impl OwnedPage {
+    /// What a kernel is given for this page.
+    #[must_use]
+    pub fn capability(&self) -> Capability {
+        match self {
+            Self::Filling(page) => page.capability(),
+            Self::Sealed(page) => page.capability(),
+        }
+    }
+
     fn of(owned: Owned) -> Self {
         if owned.filled == PAGE_TOKENS { Self::Sealed(SealedPage(owned)) } else { Self::Filling(FillingPage(owned)) }
     }

@@ -89,6 +89,14 @@ pub(super) const CUSTODY: &[Mutation] = &[
         find: "let doubted = suspicion.is_none_or(|reason| !reason.is_evidence());",
         replace: "let doubted = true;",
         packages: &["engine-kv"],
+        tests: "test(an_inbound_page_that_is_doubted_or_wrong_is_never_committed)",
+    },
+    Mutation {
+        name: "ledger: evidence outlives the tickets on its page",
+        file: "engine/kv/src/ledger/ticket_book.rs",
+        find: "if unknown || suspicion.is_none_or(QuarantineReason::is_evidence) {",
+        replace: "self.records[page.0 as usize].suspicion = suspicion.and(Some(QuarantineReason::Timeout));\n        if unknown || suspicion.is_none() {",
+        packages: &["engine-kv"],
         tests: "test(evidence_stays_whatever_the_outcome)",
     },
     Mutation {
@@ -278,8 +286,8 @@ pub(super) const CUSTODY: &[Mutation] = &[
     Mutation {
         name: "engine: a trace that differs from the custody log is refused",
         file: "engine/runtime/src/step.rs",
-        find: "if let Some(difference) = custody::difference(&trace, &held) {",
-        replace: "if let Some(difference) = custody::difference(&trace, &held).filter(|_| part.end == 0) {",
+        find: "if let Some(difference) = custody::difference(&trace, &entries.held) {",
+        replace: "if let Some(difference) = custody::difference(&trace, &entries.held).filter(|_| part.end == 0) {",
         // Built with it, the package has the feature that plants faults.
         packages: &["engine-runtime", "e2e"],
         tests: "test(a_trace_that_does_not_say_what_the_kernels_get_is_no_trace)",
@@ -287,8 +295,8 @@ pub(super) const CUSTODY: &[Mutation] = &[
     Mutation {
         name: "engine: the digest to be met is the custody log's, not the block table's",
         file: "engine/runtime/src/step.rs",
-        find: "let held: Vec<PageRef> = held.iter().map(custody::page_ref).collect();",
-        replace: "let held = pages.clone();",
+        find: "entries.refs.extend(entries.held.iter().map(custody::page_ref));",
+        replace: "entries.refs.extend(&pages);",
         // Built with it, the package has the feature that plants faults.
         packages: &["engine-runtime", "e2e"],
         tests: "test(ones_own_pages_in_the_wrong_order_are_caught_by_what_was_read)",
