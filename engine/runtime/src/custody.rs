@@ -47,20 +47,25 @@ impl Custody {
         }
     }
 
-    /// The pages of a sequence that has written its first `first` tokens and reads as far as `end`.
+    /// Appends to `into` the pages of a sequence that has written its first `first` tokens and reads as far as `end`.
+    /// `false` when the log knows of another number of written tokens, or of too few pages.
     ///
     /// # Errors
-    /// [`CustodyError`]; `None` when the log knows of another number of written tokens, or of too few pages.
+    /// [`CustodyError`].
     pub(crate) fn pages(
         &self,
         sequence: SequenceId,
         first: usize,
         end: usize,
-    ) -> Result<Option<Vec<HeldPage>>, CustodyError> {
+        into: &mut Vec<HeldPage>,
+    ) -> Result<bool, CustodyError> {
         let pages = self.view.pages(sequence)?;
         let wanted = end.div_ceil(PAGE_TOKENS);
         let fits = self.view.tokens(sequence)? == first && pages.len() >= wanted;
-        Ok(fits.then(|| pages.take(wanted).collect()))
+        if fits {
+            into.extend(pages.take(wanted));
+        }
+        Ok(fits)
     }
 
     /// The first page of whoever it is.
@@ -116,7 +121,8 @@ mod tests {
         }
         custody.follow(&pool);
         let sequence = tables[0].sequence();
-        let held = custody.pages(sequence, 33, 40).unwrap().unwrap();
+        let mut held = Vec::new();
+        assert_eq!(custody.pages(sequence, 33, 40, &mut held), Ok(true));
         let mut capabilities = Vec::new();
         tables[0].capabilities(40, &mut capabilities);
         let refs: Vec<PageRef> = held.iter().map(page_ref).collect();
@@ -137,11 +143,13 @@ mod tests {
         capabilities.swap(0, 1);
         let short = pool.trace(&capabilities[..2], 0).unwrap();
         assert_eq!(difference(&short, &held).unwrap().index, 2, "a page too few");
-        assert!(custody.pages(sequence, 32, 40).unwrap().is_none(), "it has written more than that");
-        assert!(custody.pages(sequence, 33, 49).unwrap().is_none(), "it has no fourth page");
+        let mut none = Vec::new();
+        assert_eq!(custody.pages(sequence, 32, 40, &mut none), Ok(false), "it has written more than that");
+        assert_eq!(custody.pages(sequence, 33, 49, &mut none), Ok(false), "it has no fourth page");
         drop(tables);
         custody.follow(&pool);
-        assert_eq!(custody.pages(sequence, 33, 40), Err(CustodyError::NotHeld { sequence }));
+        assert_eq!(custody.pages(sequence, 33, 40, &mut none), Err(CustodyError::NotHeld { sequence }));
+        assert_eq!(none, []);
     }
 
     #[test]

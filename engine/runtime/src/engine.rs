@@ -7,7 +7,7 @@ use crate::inbox::{Inbox, Refused};
 use crate::running::Running;
 use crate::sampling::{Sampler, Sampling, SamplingScratch};
 use crate::sequence::{PromptInput, Sequence, TokenizeError};
-use crate::step::Stepper;
+use crate::step::{Entries, Stepper};
 use crate::steps::{STEPS_AHEAD, Steps, Timings};
 use engine_kernels::{KvKind, KvShape, KvStore};
 use engine_kv::{Ledger, LedgerConfig, PAGE_TOKENS, PageCounts, PageFormat, PagePool};
@@ -147,6 +147,7 @@ impl Engine {
             counters: counters.clone(),
             config,
             scratch: SamplingScratch::new(),
+            entries: Entries::default(),
             running: Vec::with_capacity(config.sequences_max),
             preempted: Vec::new(),
             prefill_turn: 0,

@@ -13,7 +13,7 @@ use crate::running::{Next, Running};
 use crate::sampling::SamplingScratch;
 use crate::steps::StepError;
 use engine_kernels::{KvStore, PageFault, PageRef};
-use engine_kv::{AllocateError, Capability, PAGE_TOKENS, PagePool};
+use engine_kv::{AllocateError, Capability, HeldPage, PagePool};
 use engine_model::{Forward, ForwardError, Model, Span};
 use policies_domain::{PageId, PageTrace, QuarantineReason};
 use std::cmp::Ordering::{Equal, Greater, Less};
@@ -44,6 +44,7 @@ pub(crate) struct Stepper {
     /// Requests that lost slot and pages to others. The inbox bounds them together with all others.
     pub(crate) preempted: Vec<Running>,
     pub(crate) scratch: SamplingScratch,
+    pub(crate) entries: Entries,
     /// Round robin over prefills.
     pub(crate) prefill_turn: usize,
     #[cfg(feature = "fault-injection")]
@@ -72,12 +73,21 @@ struct Row {
     read_set: u64,
 }
 
-/// What a fault can change of a row: the entries that are traced, those that the kernels get, and what the log says.
-#[cfg(feature = "fault-injection")]
-struct Entries {
+/// Memory for [`Stepper::resolve`], reused from row to row: the block table that is traced, and what the log says.
+#[derive(Default)]
+pub(crate) struct Entries {
     capabilities: Vec<Capability>,
-    pages: Vec<PageRef>,
-    held: Vec<engine_kv::HeldPage>,
+    held: Vec<HeldPage>,
+    /// `held` as the rule of read sets takes it.
+    refs: Vec<PageRef>,
+}
+
+impl Entries {
+    fn clear(&mut self) {
+        self.capabilities.clear();
+        self.held.clear();
+        self.refs.clear();
+    }
 }
 
 impl Stepper {
@@ -265,31 +275,36 @@ impl Stepper {
 
     /// Builds the block table that the kernels get, traces exactly that one, and compares it with what the custody log
     /// says of the sequence. The digest that the kernels must come to is made of the log's pages, not of the table's.
-    fn resolve(&self, part: &Part) -> Result<Row, StepError> {
+    fn resolve(&mut self, part: &Part) -> Result<Row, StepError> {
+        let mut entries = std::mem::take(&mut self.entries);
+        entries.clear();
         let request = &self.running[part.index];
         let block_table = request.block_table.as_ref().ok_or(StepError::Internal)?;
-        let mut capabilities = Vec::with_capacity(part.end.div_ceil(PAGE_TOKENS));
-        block_table.capabilities(part.end, &mut capabilities);
-        let pages: Vec<PageRef> = capabilities.iter().map(|capability| page_ref(*capability)).collect();
-        let held = self.custody.pages(block_table.sequence(), part.first, part.end);
-        let held = held.ok().flatten().ok_or(StepError::Internal)?;
+        block_table.capabilities(part.end, &mut entries.capabilities);
+        #[cfg_attr(not(feature = "fault-injection"), allow(unused_mut, reason = "a fault changes it"))]
+        let mut pages: Vec<PageRef> = entries.capabilities.iter().map(|capability| page_ref(*capability)).collect();
+        let known = self.custody.pages(block_table.sequence(), part.first, part.end, &mut entries.held);
+        if known != Ok(true) {
+            return Err(StepError::Internal);
+        }
         #[cfg(feature = "fault-injection")]
-        let Entries { capabilities, pages, held } = self.plant(part.index, Entries { capabilities, pages, held });
-        let trace = self.pool.trace(&capabilities, part.first).map_err(|_| StepError::Internal)?;
-        if let Some(difference) = custody::difference(&trace, &held) {
+        self.plant(part.index, &mut entries, &mut pages);
+        let trace = self.pool.trace(&entries.capabilities, part.first).map_err(|_| StepError::Internal)?;
+        if let Some(difference) = custody::difference(&trace, &entries.held) {
             let read = trace.pages.get(difference.index);
             tracing::error!(request_id = %request.request, ?difference, ?read, "block table and custody log differ");
             return Err(StepError::ReadSet);
         }
-        let held: Vec<PageRef> = held.iter().map(custody::page_ref).collect();
-        let read_set = self.forward.expected_read_set(part.first, part.end - part.first, &held);
+        entries.refs.extend(entries.held.iter().map(custody::page_ref));
+        let read_set = self.forward.expected_read_set(part.first, part.end - part.first, &entries.refs);
+        self.entries = entries;
         Ok(Row { pages, trace, read_set })
     }
 
     #[cfg(feature = "fault-injection")]
-    fn plant(&self, index: usize, mut entries: Entries) -> Entries {
+    fn plant(&self, index: usize, entries: &mut Entries, pages: &mut [PageRef]) {
         let reader = self.running[index].label;
-        let Some(fault) = self.planted.fault_for(reader) else { return entries };
+        let Some(fault) = self.planted.fault_for(reader) else { return };
         let foreign = self.running.iter().filter(|other| other.label != reader).find_map(|other| {
             let mut theirs = Vec::new();
             let block_table = other.block_table.as_ref()?;
@@ -297,21 +312,20 @@ impl Stepper {
             Some((*theirs.first()?, self.custody.first_page(block_table.sequence())?))
         });
         match (fault, foreign) {
-            (Fault::SwappedPages { .. }, _) if entries.pages.len() > 1 => entries.pages.swap(0, 1),
-            (Fault::FalseTrace { .. }, _) if entries.pages.len() > 1 => entries.capabilities.swap(0, 1),
+            (Fault::SwappedPages { .. }, _) if pages.len() > 1 => pages.swap(0, 1),
+            (Fault::FalseTrace { .. }, _) if pages.len() > 1 => entries.capabilities.swap(0, 1),
             (Fault::ForeignCapability { .. }, Some((foreign, held))) => {
                 entries.capabilities[0] = foreign;
-                entries.pages[0] = page_ref(foreign);
+                pages[0] = page_ref(foreign);
                 entries.held[0] = held;
             }
             (Fault::ForeignEntry { .. }, Some((foreign, _))) => {
                 entries.capabilities[0] = foreign;
-                entries.pages[0] = page_ref(foreign);
+                pages[0] = page_ref(foreign);
             }
-            (Fault::ForeignPageIndex { .. }, Some((foreign, _))) => entries.pages[0].page = foreign.page().0,
+            (Fault::ForeignPageIndex { .. }, Some((foreign, _))) => pages[0].page = foreign.page().0,
             _ => (),
         }
-        entries
     }
 
     #[cfg(feature = "fault-injection")]
