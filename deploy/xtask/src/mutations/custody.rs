@@ -228,6 +228,14 @@ pub(super) const CUSTODY: &[Mutation] = &[
         tests: "test(a_state_that_does_not_follow_stops_the_worker)",
     },
     Mutation {
+        name: "ledger: a transfer is received completely",
+        file: "engine/kv/src/transfer_table.rs",
+        find: "&& tokens.div_ceil(PAGE_TOKENS) != pages.len()",
+        replace: "&& pages.is_empty()",
+        packages: &["engine-kv"],
+        tests: "test(what_landed_completely_is_a_sequence_and_nothing_else_is)",
+    },
+    Mutation {
         name: "custody: a lost event is told",
         file: "engine/kv/src/custody_log.rs",
         find: "if self.lost > 0 {",
