@@ -5,6 +5,7 @@ mod custody;
 mod exactness;
 mod handoff;
 mod kernels;
+mod templates;
 
 use crate::phase::command_line;
 use crate::setup;
@@ -31,8 +32,8 @@ struct Mutation {
 
 /// Every safety check of the product. A new check comes with its line here or in one of the lists beside this file.
 fn all() -> impl Iterator<Item = &'static Mutation> {
-    let more = [custody::CUSTODY, exactness::EXACTNESS, handoff::HANDOFF, kernels::KERNELS];
-    MUTATIONS.iter().chain(more.into_iter().flatten())
+    let others = [custody::CUSTODY, exactness::EXACTNESS, handoff::HANDOFF, kernels::KERNELS, templates::TEMPLATES];
+    MUTATIONS.iter().chain(others.into_iter().flatten())
 }
 
 const MUTATIONS: &[Mutation] = &[

@@ -3,25 +3,21 @@
 //! Contents come from users and must not steer the model: no content can make, move or remove a control token. What
 //! is written like one inside a content is broken by a mark before rendering and comes out as ordinary text, and
 //! a rendering whose control tokens would differ from those of the same conversation with inert contents is refused.
-//! The template itself is untrusted input too: its instructions, its memory and its recursion are bounded.
+//! The template itself is untrusted input too: what compiles and renders it is chosen with care, see `renderer`.
 
 mod calendar;
+mod renderer;
 
 use std::fmt;
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Value;
-use minijinja::{Environment, Error, ErrorKind, context};
 use sha2::{Digest, Sha256};
+
+pub use renderer::{CompileChat, Conversation, InProcess, LoadTemplateError, RenderChat, RenderError};
 
 use crate::tokenizer::{TokenizeError, Tokenizer};
 
 /// Most messages of one conversation.
 pub const MESSAGES_MAX: usize = 4_096;
-/// Instructions of one rendering, and 64-byte units of what it makes: 256 MB and well under a second.
-const FUEL: u64 = 4_000_000;
-/// Nesting of one rendering; minijinja counts a macro call as several.
-const RECURSION_MAX: usize = 200;
 /// Stands for every character of a content in the rendering that shows what the template does on its own.
 pub(crate) const INERT: char = '\u{1}';
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
@@ -39,16 +35,6 @@ impl fmt::Debug for ChatMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ChatMessage({} bytes)", self.content.len())
     }
-}
-
-/// Why a template cannot be compiled.
-#[derive(Debug, thiserror::Error)]
-#[error("the chat template has a mistake in line {line}: {kind}")]
-pub struct LoadTemplateError {
-    /// Counted from 1.
-    pub line: usize,
-    /// What kind of mistake.
-    pub kind: String,
 }
 
 /// Why a conversation has no tokens. Says nothing of what was said.
@@ -71,23 +57,12 @@ pub enum ChatTemplateError {
         /// Counted from 0.
         message: usize,
     },
-    /// The template refused the conversation. The reason is given when it stands in the template word by word.
-    #[error("the model's chat template refuses the conversation{}", reason.as_ref().map(|r| format!(": {r}")).unwrap_or_default())]
-    Raised {
-        /// The template's own words.
-        reason: Option<String>,
-    },
-    /// The template asks for more work or memory than a rendering may take.
-    #[error("the model's chat template takes too much work")]
-    TooMuchWork,
-    /// The template failed in another way.
-    #[error("the model's chat template failed in line {line}: {kind}")]
-    Failed {
-        /// Counted from 1; 0 when unknown.
-        line: usize,
-        /// What kind of failure.
-        kind: String,
-    },
+    /// The template made no text of it.
+    #[error(transparent)]
+    Render(#[from] RenderError),
+    /// The rendering has nothing but white space.
+    #[error("the model's chat template makes nothing of the conversation")]
+    Nothing,
     /// The control tokens depend on what was said.
     #[error("the contents would change the control tokens of the conversation")]
     ContentChangesFrame,
@@ -98,33 +73,17 @@ pub enum ChatTemplateError {
 
 /// A compiled template.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    renderer: Box<dyn RenderChat>,
     source: String,
 }
 
-const NAME: &str = "chat";
-
 impl ChatTemplate {
-    /// Compiles a template in the dialect of Hugging Face's `apply_chat_template`.
+    /// Compiles a template in the dialect of Hugging Face's `apply_chat_template`, where `compiler` does that.
     ///
     /// # Errors
     /// [`LoadTemplateError`] when it does not compile.
-    pub fn new(source: &str) -> Result<Self, LoadTemplateError> {
-        let failed =
-            |error: &Error| LoadTemplateError { line: error.line().unwrap_or(0), kind: error.kind().to_string() };
-        let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|error| failed(&error))?);
-        environment.set_debug(false);
-        environment.set_fuel(Some(FUEL));
-        environment.set_recursion_limit(RECURSION_MAX);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", |reason: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(reason)))
-        });
-        environment.add_function("strftime_now", |format: &str| calendar::strftime_now(format));
-        environment.add_template_owned(NAME, source.to_owned()).map_err(|error| failed(&error))?;
-        Ok(Self { environment, source: source.to_owned() })
+    pub fn new(source: &str, compiler: &dyn CompileChat) -> Result<Self, LoadTemplateError> {
+        Ok(Self { renderer: compiler.compile(source)?, source: source.to_owned() })
     }
 
     /// The conversation as the model was trained to read it, ready for the assistant's next turn.
@@ -149,6 +108,9 @@ impl ChatTemplate {
         let controls = |text| tokenizer.control_matches(text).map(|(token, ..)| token);
         if !controls(&text).eq(controls(&inert)) {
             return Err(ChatTemplateError::ContentChangesFrame);
+        }
+        if text.trim().is_empty() {
+            return Err(ChatTemplateError::Nothing);
         }
 
         let mut tokens = Vec::with_capacity(text.len() / 3 + 1);
@@ -179,39 +141,16 @@ impl ChatTemplate {
         messages: &[ChatMessage],
         content: impl Fn(&str) -> String,
     ) -> Result<String, ChatTemplateError> {
-        let messages: Vec<Value> = messages
+        let messages: Vec<ChatMessage> = messages
             .iter()
-            .map(|message| context! { role => message.role.as_str(), content => content(&message.content) })
+            .map(|message| ChatMessage { role: message.role.clone(), content: content(&message.content) })
             .collect();
         let text_of = |token: Option<u32>| {
             let bytes = token.and_then(|token| tokenizer.token_bytes(token)).unwrap_or_default();
             String::from_utf8_lossy(bytes).into_owned()
         };
-        let template = self.environment.get_template(NAME).map_err(|error| self.failed(&error))?;
-        template
-            .render(context! {
-                messages,
-                add_generation_prompt => true,
-                bos_token => text_of(tokenizer.bos()),
-                eos_token => text_of(tokenizer.eos()),
-                tools => Value::from(()),
-                documents => Value::from(()),
-            })
-            .map_err(|error| self.failed(&error))
-    }
-
-    /// Errors of the template engine can quote values, so only their kind and place are kept.
-    fn failed(&self, error: &Error) -> ChatTemplateError {
-        let raised = std::iter::successors(std::error::Error::source(error), |error| error.source())
-            .find_map(|error| error.downcast_ref::<Raised>());
-        if let Some(Raised(reason)) = raised {
-            let reason = (!reason.is_empty() && self.source.contains(reason.as_str())).then(|| reason.clone());
-            return ChatTemplateError::Raised { reason };
-        }
-        match error.kind() {
-            ErrorKind::OutOfFuel => ChatTemplateError::TooMuchWork,
-            kind => ChatTemplateError::Failed { line: error.line().unwrap_or(0), kind: kind.to_string() },
-        }
+        let (bos, eos) = (text_of(tokenizer.bos()), text_of(tokenizer.eos()));
+        Ok(self.renderer.render(&Conversation { messages: &messages, bos: &bos, eos: &eos })?)
     }
 }
 
@@ -220,11 +159,6 @@ impl fmt::Debug for ChatTemplate {
         write!(f, "ChatTemplate({} bytes)", self.source.len())
     }
 }
-
-/// `raise_exception` was called with this reason.
-#[derive(Debug, thiserror::Error)]
-#[error("raised by the template")]
-struct Raised(String);
 
 /// A private-use character that stands neither in the template nor in any message. There are 131,068 of them; a
 /// conversation that uses all (half a megabyte of nothing else) gets the last one and loses it from its contents.

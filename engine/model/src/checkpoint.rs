@@ -10,7 +10,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use crate::chat_template::{ChatTemplate, LoadTemplateError};
+use crate::chat_template::{ChatTemplate, CompileChat, LoadTemplateError};
 use crate::config::{ConfigError, Keys, ModelConfig};
 use crate::gguf::{Gguf, GgufError, TensorView, Value};
 use crate::tokenizer::{LoadTokenizerError, Tokenizer};
@@ -87,26 +87,28 @@ impl Checkpoint {
         }
     }
 
-    /// Conversations to tokens; `None` when the checkpoint brings no template.
+    /// Conversations to tokens, compiled by `compiler`; `None` when the checkpoint brings no template, or an empty one.
     ///
     /// # Errors
     /// [`ReadTemplateError`].
-    pub fn chat_template(&self) -> Result<Option<ChatTemplate>, ReadTemplateError> {
+    pub fn chat_template(&self, compiler: &dyn CompileChat) -> Result<Option<ChatTemplate>, ReadTemplateError> {
+        let source = self.chat_template_source()?;
+        Ok(source.map(|source| ChatTemplate::new(&source, compiler)).transpose()?)
+    }
+
+    /// Whether the checkpoint brings a chat template that is not empty.
+    #[must_use]
+    pub fn has_chat_template(&self) -> bool {
+        self.chat_template_source().is_ok_and(|source| source.is_some())
+    }
+
+    fn chat_template_source(&self) -> Result<Option<String>, ConfigError> {
         let source = match &self.content {
             Content::Gguf(gguf) if gguf.metadata(TEMPLATE_KEY).is_none() => None,
             Content::Gguf(gguf) => Some(Keys { gguf }.text(TEMPLATE_KEY)?.to_owned()),
             Content::HuggingFace(folder) => folder.chat_template()?,
         };
-        Ok(source.map(|source| ChatTemplate::new(&source)).transpose()?)
-    }
-
-    /// Whether the checkpoint brings a chat template.
-    #[must_use]
-    pub fn has_chat_template(&self) -> bool {
-        match &self.content {
-            Content::Gguf(gguf) => gguf.metadata(TEMPLATE_KEY).is_some(),
-            Content::HuggingFace(folder) => folder.chat_template().is_ok_and(|template| template.is_some()),
-        }
+        Ok(source.filter(|source| !source.trim().is_empty()))
     }
 
     /// A tensor by its name in GGUF files, such as `blk.0.attn_q.weight`.

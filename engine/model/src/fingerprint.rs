@@ -28,7 +28,7 @@ mod tests {
     use super::*;
     use crate::gguf::Gguf;
     use crate::gguf::tests::{File, number, numbers, strings};
-    use crate::{ChatTemplate, Model, Tokenizer, inspect, test_model};
+    use crate::{ChatTemplate, InProcess, LoadOptions, Model, Tokenizer, inspect, test_model};
     use std::collections::BTreeSet;
 
     #[test]
@@ -48,7 +48,7 @@ mod tests {
         assert!(text.ends_with('\n'));
         let of: BTreeSet<_> = KvKind::ALL.map(|kv| model.fingerprint(kv)).into();
         assert_eq!(of.len(), KvKind::ALL.len(), "what K and V are stored as decides bits");
-        let inspection = inspect(&path, 2).unwrap();
+        let inspection = inspect(&path, &LoadOptions::new(2)).unwrap();
         assert_eq!(inspection.fingerprint, Some(hex::encode(model.fingerprint(KvKind::Bf16))));
     }
 
@@ -78,7 +78,7 @@ mod tests {
         ];
         assert_eq!(digests.iter().collect::<BTreeSet<_>>().len(), digests.len());
         assert_eq!(digest(file()), digests[0]);
-        let template = |source| ChatTemplate::new(source).unwrap().digest();
+        let template = |source| ChatTemplate::new(source, &InProcess).unwrap().digest();
         assert_ne!(template("{{ 1 }}"), template("{{ 1 }} "));
     }
 }

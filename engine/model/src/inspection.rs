@@ -12,7 +12,7 @@ use crate::checkpoint::{Checkpoint, OpenCheckpointError};
 use crate::config::ModelConfig;
 use crate::fingerprint;
 use crate::gguf::{Gguf, Value};
-use crate::model::{Parts, model_name};
+use crate::model::{ChatUnavailable, LoadOptions, Parts, check_chat, model_name};
 use crate::tensor_kind::TensorKind;
 
 /// A model's facts. Texts are shown as the file has them, control characters replaced.
@@ -38,8 +38,10 @@ pub struct Inspection {
     pub config: Option<ModelConfig>,
     /// The tokenizer, when it can be used.
     pub tokenizer: Option<TokenizerFacts>,
-    /// The file brings a chat template.
+    /// The file brings a chat template that is not empty.
     pub chat_template: bool,
+    /// What the chat template does not take, and why, of a model that the engine runs.
+    pub chat_refused: Vec<String>,
     /// [`crate::Model::fingerprint`] with the default kind of K and V, hexadecimal; `None` when the engine does not run it.
     pub fingerprint: Option<String>,
     /// Why the engine does not run it; `None` when it does.
@@ -78,18 +80,18 @@ pub struct TokenizerFacts {
     pub byte_tokens_missing: usize,
 }
 
-/// Reads a file's facts and tries to load it, on `threads`.
+/// Reads a file's facts and tries to load it as it would be served, but for the cache of weights.
 ///
 /// # Errors
 /// [`OpenCheckpointError`] when it is no readable model. One that the engine does not run is no error: see
 /// [`Inspection::refusal`].
-pub fn inspect(path: &Path, threads: usize) -> Result<Inspection, OpenCheckpointError> {
+pub fn inspect(path: &Path, options: &LoadOptions) -> Result<Inspection, OpenCheckpointError> {
     let checkpoint = Checkpoint::open(path)?;
     let metadata = |key| checkpoint.gguf().and_then(|gguf| gguf.metadata(key));
     let tokenizer = checkpoint.tokenizer().ok();
     let digest = checkpoint.digest();
     // Only loading it tells whether all of it fits.
-    let parts = Parts::load(&checkpoint, threads);
+    let parts = Parts::load_cached(&checkpoint, options, None);
     let fingerprint =
         |parts: &Parts| hex::encode(Sha256::digest(fingerprint::description(digest, parts, KvKind::default())));
     Ok(Inspection {
@@ -112,9 +114,18 @@ pub fn inspect(path: &Path, threads: usize) -> Result<Inspection, OpenCheckpoint
             byte_tokens_missing: tokenizer.byte_tokens_missing(),
         }),
         chat_template: checkpoint.has_chat_template(),
+        chat_refused: parts.as_ref().map(chat_refused).unwrap_or_default(),
         fingerprint: parts.as_ref().ok().map(fingerprint),
         refusal: parts.err().map(|error| printable(&error.to_string())),
     })
+}
+
+fn chat_refused(parts: &Parts) -> Vec<String> {
+    match check_chat(parts.chat_template.as_ref(), &parts.tokenizer) {
+        Ok(refused) => refused.iter().map(|refused| printable(&refused.to_string())).collect(),
+        Err(ChatUnavailable::NoTemplate) => Vec::new(),
+        Err(ChatUnavailable::Template(reason)) => vec![printable(&format!("everything: {reason}"))],
+    }
 }
 
 fn printable(text: &str) -> String {
@@ -190,6 +201,9 @@ impl fmt::Display for Inspection {
             line("unwritable", &format!("{} of 256 bytes", tokenizer.byte_tokens_missing))?;
         }
         line("chat template", &yes_no(self.chat_template))?;
+        for refused in &self.chat_refused {
+            line("chat refused", refused)?;
+        }
         if let Some(fingerprint) = &self.fingerprint {
             line("fingerprint", fingerprint)?;
         }
@@ -218,7 +232,7 @@ mod tests {
 
     #[test]
     fn facts_of_the_test_model() {
-        let inspection = inspect(&test_model::path(), 2).unwrap();
+        let inspection = inspect(&test_model::path(), &LoadOptions::new(2)).unwrap();
         assert_eq!(inspection.refusal, None);
         assert_eq!(inspection.name, "Smollm2-135M-8k-Lc100K-Mix1-Ep2");
         assert_eq!(inspection.sha256, "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53");
@@ -247,7 +261,7 @@ mod tests {
         let path = folder.path().join("other.gguf");
         let bytes = File::default().key("general.architecture", scalar("rwkv\u{1b}[31m")).bytes();
         std::fs::write(&path, bytes).unwrap();
-        let inspection = inspect(&path, 1).unwrap();
+        let inspection = inspect(&path, &LoadOptions::new(1)).unwrap();
         let refusal = inspection.refusal.as_deref().unwrap();
         assert!(refusal.contains("architecture `rwkv\u{fffd}[31m` is not supported"), "{refusal}");
         assert!(inspection.config.is_none() && inspection.tokenizer.is_none() && !inspection.chat_template);

@@ -20,14 +20,17 @@ mod tokenizer;
 mod weights;
 mod weights_cache;
 
-pub use chat_template::{ChatMessage, ChatTemplate, ChatTemplateError, LoadTemplateError, MESSAGES_MAX};
+pub use chat_template::{
+    ChatMessage, ChatTemplate, ChatTemplateError, CompileChat, Conversation, InProcess, LoadTemplateError,
+    MESSAGES_MAX, RenderChat, RenderError,
+};
 pub use checkpoint::{Checkpoint, OpenCheckpointError, OpenFolderError, ReadTemplateError, SafetensorsError};
 pub use config::{Activation, BlockConfig, ConfigError, LayerRope, ModelConfig, RopeConfig, RopePairs, RopeScaling};
 pub use engine_kernels::{KernelFamily, KvKind, KvShape, KvStore, KvStoreError, PAGE_TOKENS, PageFault, PageRef, Span};
 pub use forward::{Forward, ForwardError};
 pub use gguf::{Array, Gguf, GgufError, TensorView, Value};
 pub use inspection::{Inspection, TensorShare, TokenizerFacts, inspect};
-pub use model::{CacheUse, ChatUnavailable, LoadModelError, LoadOptions, Loaded, Model};
+pub use model::{CacheUse, ChatUnavailable, LoadModelError, LoadOptions, Loaded, Model, RefusedConversation};
 pub use tensor_kind::TensorKind;
 pub use tokenizer::{LoadTokenizerError, TEXT_BYTES_MAX, TokenizeError, Tokenizer};
 pub use weights::LoadWeightsError;

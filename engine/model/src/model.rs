@@ -1,12 +1,13 @@
 //! A loaded model: its configuration, weights, tokenizer and chat template, immutable from then on.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 
 use engine_kernels::KvKind;
 use sha2::{Digest, Sha256};
 
-use crate::chat_template::{ChatMessage, ChatTemplate, ChatTemplateError};
+use crate::chat_template::{ChatMessage, ChatTemplate, ChatTemplateError, CompileChat, InProcess};
 use crate::checkpoint::{Checkpoint, OpenCheckpointError, ReadTemplateError};
 use crate::config::{ConfigError, ModelConfig};
 use crate::fingerprint;
@@ -57,12 +58,22 @@ pub enum LoadModelError {
 /// Why a model that runs takes no conversations. Plain completions work.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum ChatUnavailable {
-    /// No template.
+    /// No template, or an empty one.
     #[error("the model brings no chat template")]
     NoTemplate,
-    /// A template that compiles and does not even take one short message.
+    /// A template that compiles and takes no conversation at all: why not the simplest one.
     #[error("the model's chat template does not take the simplest conversation: {0}")]
-    Template(#[from] ChatTemplateError),
+    Template(ChatTemplateError),
+}
+
+/// A kind of conversation that a model's template does not take, while it takes others.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("{kind}: {reason}")]
+pub struct RefusedConversation {
+    /// In words, such as `a system message and a user's`.
+    pub kind: &'static str,
+    /// Why.
+    pub reason: ChatTemplateError,
 }
 
 /// A model, ready to run. Shared between threads behind an `Arc`.
@@ -74,12 +85,22 @@ pub struct Model {
 }
 
 /// How a model is to be loaded.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// Threads that repack or read the weights.
     pub threads: usize,
     /// The folder of repacked weights; none are kept when `None`.
     pub weights_cache: Option<PathBuf>,
+    /// Where the chat template is compiled and rendered.
+    pub templates: Arc<dyn CompileChat>,
+}
+
+impl LoadOptions {
+    /// Without a cache, and with a chat template that runs in this process: see [`InProcess`].
+    #[must_use]
+    pub fn new(threads: usize) -> Self {
+        Self { threads, weights_cache: None, templates: Arc::new(InProcess) }
+    }
 }
 
 /// A loaded model, and what a cache had to do with it.
@@ -112,12 +133,13 @@ pub(crate) struct Parts {
 }
 
 impl Model {
-    /// Reads, checks and repacks a GGUF file or a folder of safetensors; `threads` is for the repacking. The digest is made meanwhile.
+    /// Reads, checks and repacks a GGUF file or a folder of safetensors; `threads` is for the repacking. The digest is made
+    /// meanwhile. The chat template runs in this process, which a hostile one can end: see [`InProcess`].
     ///
     /// # Errors
     /// [`LoadModelError`], naming what is wrong with the file.
     pub fn load(path: &Path, threads: usize) -> Result<Self, LoadModelError> {
-        Ok(Self::load_with(path, &LoadOptions { threads, weights_cache: None })?.model)
+        Ok(Self::load_with(path, &LoadOptions::new(threads))?.model)
     }
 
     /// As [`Model::load`], with the repacked weights from a cache when it has them.
@@ -130,7 +152,7 @@ impl Model {
         let lookup = folder.map(|folder| CacheLookup { folder, hint: checkpoint.hint() });
         let (digest, parts) = thread::scope(|scope| {
             let digest = scope.spawn(|| checkpoint.digest());
-            let parts = Parts::load_cached(&checkpoint, options.threads, lookup.as_ref());
+            let parts = Parts::load_cached(&checkpoint, options, lookup.as_ref());
             (join(digest), parts)
         });
         let mut parts = parts?;
@@ -138,7 +160,7 @@ impl Model {
         // The weights were restored on the word of the cache that they are this file's.
         if matches!(parts.weights.packed.origin, Origin::Cache(model) if model != digest) {
             drop(parts);
-            parts = Parts::load(&checkpoint, options.threads)?;
+            parts = Parts::load_cached(&checkpoint, options, None)?;
             reason = Some(UnusableCache::Model);
         }
         let cache = match (&lookup, &mut parts.weights.packed.origin) {
@@ -210,12 +232,12 @@ impl Model {
         self.parts.chat_template.as_ref()
     }
 
-    /// Whether conversations can be had at all, found out with the simplest one: to be said at the start, and not by the
-    /// first request.
+    /// Whether conversations can be had, found out with ordinary ones of several kinds: to be said at the start, and not by
+    /// the hundredth request. Blocks. The kinds that the template does not take are returned.
     ///
     /// # Errors
-    /// [`ChatUnavailable`].
-    pub fn check_chat(&self) -> Result<(), ChatUnavailable> {
+    /// [`ChatUnavailable`] when it takes none.
+    pub fn check_chat(&self) -> Result<Vec<RefusedConversation>, ChatUnavailable> {
         check_chat(self.chat_template(), self.tokenizer())
     }
 
@@ -230,20 +252,38 @@ impl Model {
     }
 }
 
-fn check_chat(template: Option<&ChatTemplate>, tokenizer: &Tokenizer) -> Result<(), ChatUnavailable> {
-    let message = ChatMessage { role: "user".to_owned(), content: "Hello".to_owned() };
-    template.ok_or(ChatUnavailable::NoTemplate)?.tokens(tokenizer, &[message])?;
-    Ok(())
+/// Ordinary conversations by their roles, the simplest first. One is longer than what templates that look at the first or
+/// the last turns can tell apart.
+const CONVERSATIONS: [(&str, &[&str]); 4] = [
+    ("one message", &["user"]),
+    ("a system message and a user's", &["system", "user"]),
+    ("a second question", &["user", "assistant", "user"]),
+    ("nine turns", &["user", "assistant", "user", "assistant", "user", "assistant", "user", "assistant", "user"]),
+];
+
+pub(crate) fn check_chat(
+    template: Option<&ChatTemplate>,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<RefusedConversation>, ChatUnavailable> {
+    let template = template.ok_or(ChatUnavailable::NoTemplate)?;
+    let mut refused = Vec::new();
+    for (kind, roles) in CONVERSATIONS {
+        let message = |role: &&str| ChatMessage { role: (*role).to_owned(), content: "Hello".to_owned() };
+        let messages: Vec<ChatMessage> = roles.iter().map(message).collect();
+        if let Err(reason) = template.tokens(tokenizer, &messages) {
+            refused.push(RefusedConversation { kind, reason });
+        }
+    }
+    if refused.len() == CONVERSATIONS.len() {
+        return Err(ChatUnavailable::Template(refused.swap_remove(0).reason));
+    }
+    Ok(refused)
 }
 
 impl Parts {
-    pub(crate) fn load(checkpoint: &Checkpoint, threads: usize) -> Result<Self, LoadModelError> {
-        Self::load_cached(checkpoint, threads, None)
-    }
-
-    fn load_cached(
+    pub(crate) fn load_cached(
         checkpoint: &Checkpoint,
-        threads: usize,
+        LoadOptions { threads, templates, .. }: &LoadOptions,
         cache: Option<&CacheLookup<'_>>,
     ) -> Result<Self, LoadModelError> {
         let config = checkpoint.config()?;
@@ -256,15 +296,15 @@ impl Parts {
         if context_length < CONTEXT_MIN {
             return Err(LoadModelError::Context { context_length });
         }
-        let chat_template = checkpoint.chat_template()?;
+        let chat_template = checkpoint.chat_template(templates.as_ref())?;
         let (tokenizer, weights) = thread::scope(|scope| {
             let tokenizer = scope.spawn(|| checkpoint.tokenizer());
-            let packer = Packer { threads, release: &|part| checkpoint.release(part), cache };
+            let packer = Packer { threads: *threads, release: &|part| checkpoint.release(part), cache };
             let weights = Weights::load_with(checkpoint, &config, &packer);
             (join(tokenizer), weights)
         });
         let (tokenizer, weights) = (tokenizer?, weights?);
-        if !gives_numbers(&config, &weights, threads) {
+        if !gives_numbers(&config, &weights, *threads) {
             return Err(LoadModelError::NotANumber);
         }
         Ok(Self { config, tokenizer, chat_template, weights })
@@ -299,6 +339,7 @@ fn fit_name(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chat_template::RenderError;
     use crate::gguf::Gguf;
     use crate::test_model;
 
@@ -350,15 +391,30 @@ mod tests {
     #[test]
     fn whether_a_model_takes_conversations_is_known_at_the_start() {
         let tokenizer = Tokenizer::from_gguf(&Gguf::open(&test_model::path()).unwrap()).unwrap();
-        let check = |source| check_chat(Some(&ChatTemplate::new(source).unwrap()), &tokenizer);
+        let check = |source| check_chat(Some(&ChatTemplate::new(source, &InProcess).unwrap()), &tokenizer);
         assert_eq!(check_chat(None, &tokenizer), Err(ChatUnavailable::NoTemplate));
-        assert_eq!(check("{{ messages[0].content }}"), Ok(()));
+        assert_eq!(check("{{ messages[0].content }}"), Ok(vec![]));
         let error = check("{{ raise_exception('only tools') }}").unwrap_err().to_string();
         let simplest = "the model's chat template does not take the simplest conversation: ";
         assert_eq!(error, format!("{simplest}the model's chat template refuses the conversation: only tools"));
         let endless = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}";
-        assert_eq!(check(endless), Err(ChatUnavailable::Template(ChatTemplateError::TooMuchWork)));
+        assert_eq!(check(endless), Err(ChatUnavailable::Template(RenderError::TooMuchWork.into())));
         assert!(matches!(check("{{ messages[0].content.nothing() }}"), Err(ChatUnavailable::Template(_))));
+        assert_eq!(check("{# nothing #}"), Err(ChatUnavailable::Template(ChatTemplateError::Nothing)));
+    }
+
+    #[test]
+    fn kinds_of_conversations_that_a_template_refuses_are_named() {
+        let tokenizer = Tokenizer::from_gguf(&Gguf::open(&test_model::path()).unwrap()).unwrap();
+        let kinds = |condition| {
+            let source = format!("{{% if {condition} %}}{{{{ raise_exception('no') }}}}{{% endif %}}x");
+            let refused = check_chat(Some(&ChatTemplate::new(&source, &InProcess).unwrap()), &tokenizer).unwrap();
+            refused.into_iter().map(|refused| refused.kind).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds("messages[0].role == 'system'"), ["a system message and a user's"]);
+        assert_eq!(kinds("messages|length == 1"), ["one message"]);
+        assert_eq!(kinds("messages|length > 2"), ["a second question", "nine turns"]);
+        assert_eq!(kinds("messages|length > 3"), ["nine turns"]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use engine_model::{CacheUse, KvKind, LoadOptions, Loaded, Model, UnusableCache};
 
 fn load(model: &Path, cache: &Path) -> Loaded {
-    Model::load_with(model, &LoadOptions { threads: 2, weights_cache: Some(cache.to_owned()) }).unwrap()
+    Model::load_with(model, &LoadOptions { weights_cache: Some(cache.to_owned()), ..LoadOptions::new(2) }).unwrap()
 }
 
 /// The cache's one file.

@@ -19,11 +19,13 @@ pub(crate) use output::{is_reader_gone, note};
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use gateway_server::WeightsCache;
+use engine_model::{CompileChat, LoadOptions};
+use gateway_server::{RenderProcesses, WeightsCache};
 use output::{say, say_piece};
 use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 
 /// Multi-tenant LLM gateway that can prove who saw what
@@ -67,6 +69,9 @@ enum Command {
     Key(KeyCommand),
     /// Say what Bulkhead finds on this machine
     Doctor,
+    /// Render chat templates for the process that started this one
+    #[command(hide = true)]
+    RenderChat,
 }
 
 #[derive(Args)]
@@ -200,7 +205,8 @@ pub(crate) fn run() -> Result<()> {
             Ok(say(pull::pull(&options)?.display())?)
         }
         Command::Model(ModelCommand::Inspect { file, json }) => {
-            let inspection = engine_model::inspect(&file, machine::cores())
+            let options = LoadOptions { templates: templates(1)?, ..LoadOptions::new(machine::cores()) };
+            let inspection = engine_model::inspect(&file, &options)
                 .with_context(|| format!("`{}` is not a model file", file.display()))?;
             print(&inspection, json)
         }
@@ -237,6 +243,7 @@ pub(crate) fn run() -> Result<()> {
                 .context("the key cannot be shown")?;
             Ok(say(new.lines)?)
         }
+        Command::RenderChat => Ok(gateway_server::render_chat()?),
         Command::Doctor => {
             let mut report = Vec::new();
             doctor::report(&mut report)?;
@@ -250,6 +257,11 @@ fn default_model() -> Result<PathBuf> {
     let folder = environment::data_home()
         .context("there is no folder for the model: set HOME or XDG_DATA_HOME, or give a file with --model PATH")?;
     fetch::fetch(&folder)
+}
+
+/// Where chat templates run: a model's file may come from anywhere.
+fn templates(processes_max: usize) -> Result<Arc<dyn CompileChat>> {
+    Ok(Arc::new(RenderProcesses::of_this_program(processes_max).context("this program's file is not found")?))
 }
 
 fn weights_cache(text: &str) -> Result<WeightsCache, &'static str> {

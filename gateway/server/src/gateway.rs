@@ -230,8 +230,13 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         tracing::warn!("everyone who reaches the listener may read the tenants' names and usage under /metrics");
     }
     let model_fingerprint = Digest(engine.model_fingerprint());
-    if let Err(reason) = engine.model().check_chat() {
-        tracing::warn!(%model, %reason, "chat requests will be refused; plain completions work");
+    match engine.model().check_chat() {
+        Err(reason) => tracing::warn!(%model, %reason, "chat requests will be refused; plain completions work"),
+        Ok(refused) => {
+            for refused in refused {
+                tracing::warn!(%model, %refused, "some chat requests will be refused: the template does not take them");
+            }
+        }
     }
     let services = Services {
         keys,

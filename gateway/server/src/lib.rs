@@ -5,6 +5,7 @@
 //! other. What it refuses to do: send text that did not pass the provenance gate, or answer without a durable entry.
 #![forbid(unsafe_code)]
 
+mod chat_renderer;
 mod config;
 mod exchange;
 mod framing;
@@ -20,6 +21,7 @@ mod seats;
 mod serve;
 mod tls;
 
+pub use chat_renderer::{RenderProcesses, render_chat};
 pub use config::{Config, ConfigError, Limits, MetricsReaders, Mistake, ParseConfigError, WeightsCache};
 pub use exchange::ConnectionLimits;
 pub use gateway::{Gateway, StartError};

@@ -7,6 +7,7 @@ use crate::exchange::{Answer, BodyError, Gone};
 use crate::framing::FramingError;
 use crate::json::ParseRequestError;
 use audit_log::{AppendError, IncidentId, ReceiptError};
+use engine_model::{ChatTemplateError, RenderError};
 use engine_runtime::{StepError, SubmitError, TokenizeError};
 use gateway_auth::AuthError;
 use policies_authz::Denied;
@@ -275,6 +276,10 @@ fn tokenize(error: &TokenizeError, message: String) -> Refusal {
         TokenizeError::TooLong { .. } => "context_length_exceeded",
         TokenizeError::Empty => "empty_prompt",
         TokenizeError::NoChatTemplate => "no_chat_template",
+        TokenizeError::Template(ChatTemplateError::Render(RenderError::Unavailable)) => {
+            let refusal = Refusal::internal(503, "chat_template_unavailable", message);
+            return Refusal { retry_after_ms: Some(RETRY_AFTER_MS), ..refusal };
+        }
         TokenizeError::Template(_) => "invalid_conversation",
         TokenizeError::UnknownToken { .. } => "unknown_token",
         TokenizeError::Tokenizer(_) => "prompt_not_tokenized",
@@ -356,6 +361,17 @@ mod tests {
             assert_eq!((status, &body["error"]["code"]), (401, &json!("invalid_api_key")));
             assert!(headers.contains(&("www-authenticate", "Bearer".to_owned())));
         }
+    }
+
+    #[test]
+    fn a_template_that_cannot_be_rendered_is_the_conversations_fault_or_the_gateways() {
+        let error = |error: RenderError| {
+            let error = TokenizeError::Template(error.into());
+            let (status, body, headers) = sent(RequestError::Tokenize { error, param: "messages" });
+            (status, body["error"]["code"].as_str().unwrap().to_owned(), !headers.is_empty())
+        };
+        assert_eq!(error(RenderError::TooMuchWork), (400, "invalid_conversation".to_owned(), false));
+        assert_eq!(error(RenderError::Unavailable), (503, "chat_template_unavailable".to_owned(), true));
     }
 
     #[test]

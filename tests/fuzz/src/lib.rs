@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use audit_provenance::{Disclosure, Entry, Trace};
 use audit_tlog::{TILE_WIDTH, TlogProof, VerifierKey, parse_bundle};
 use audit_verify::{Evidence, check_receipt, payloads};
-use engine_model::{ChatMessage, ChatTemplate, Gguf, Model, Tokenizer, inspect};
+use engine_model::{ChatMessage, ChatTemplate, Gguf, InProcess, LoadOptions, Model, Tokenizer, inspect};
 use tempfile::TempDir;
 
 /// Bytes of a target's input; longer ones only take longer.
@@ -63,7 +63,7 @@ pub fn gguf(data: &[u8]) {
         }
     }
     let loaded = Model::load(&path, 1);
-    if let Ok(facts) = inspect(&path, 1) {
+    if let Ok(facts) = inspect(&path, &LoadOptions::new(1)) {
         assert_eq!(facts.refusal.is_none(), loaded.is_ok(), "`inspect` says what `load` does");
         assert!(!facts.to_string().contains('\u{1b}'), "a file writes to the terminal");
     }
@@ -97,7 +97,7 @@ pub fn tokenizer_json(data: &[u8]) {
 /// A chat template: compiled, and rendered for a short conversation.
 pub fn chat_template(data: &[u8]) {
     let Ok(source) = std::str::from_utf8(data) else { return };
-    let Ok(template) = ChatTemplate::new(source) else { return };
+    let Ok(template) = ChatTemplate::new(source, &InProcess) else { return };
     let message = |role: &str, content: &str| ChatMessage { role: role.to_owned(), content: content.to_owned() };
     let messages = [
         message("system", CANARY),

@@ -12,7 +12,7 @@ static GGUF: LazyLock<Gguf> = LazyLock::new(|| Gguf::open(&test_model::path()).e
 static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::from_gguf(&GGUF).expect("its tokenizer loads"));
 static CHATML: LazyLock<ChatTemplate> = LazyLock::new(|| {
     let source = GGUF.metadata("tokenizer.chat_template").and_then(|value| value.as_str()).expect("it has a template");
-    ChatTemplate::new(source).expect("its template compiles")
+    ChatTemplate::new(source, &InProcess).expect("its template compiles")
 });
 
 const START: u32 = 1;
@@ -28,7 +28,7 @@ fn text_of(tokens: &[u32]) -> String {
 }
 
 fn render(template: &str, turns: &[(&str, &str)]) -> Result<String, ChatTemplateError> {
-    ChatTemplate::new(template).unwrap().tokens(&TOKENIZER, &messages(turns)).map(|tokens| text_of(&tokens))
+    ChatTemplate::new(template, &InProcess).unwrap().tokens(&TOKENIZER, &messages(turns)).map(|tokens| text_of(&tokens))
 }
 
 fn controls(tokens: &[u32]) -> Vec<u32> {
@@ -131,26 +131,41 @@ fn a_hostile_template_ends_in_an_error() {
     for template in [nested, doubled, "{{ 'x' * 1000000000000 }}", "{{ 'x'|indent(100000000000) }}"] {
         let error = render(template, &[("user", "x")]).unwrap_err();
         assert!(
-            matches!(error, ChatTemplateError::TooMuchWork | ChatTemplateError::Failed { .. }),
+            matches!(
+                error,
+                ChatTemplateError::Render(RenderError::TooMuchWork)
+                    | ChatTemplateError::Render(RenderError::Failed { .. })
+            ),
             "{template}: {error}"
         );
     }
     let recursive = "{% macro m() %}{{ m() }}{% endmacro %}\n{{ m() }}";
-    assert!(matches!(render(recursive, &[("user", "x")]), Err(ChatTemplateError::Failed { .. })));
+    assert!(matches!(render(recursive, &[("user", "x")]), Err(ChatTemplateError::Render(RenderError::Failed { .. }))));
     for template in ["{{ nothing.at.all }}", "{% include 'other' %}", "{{ 1 / 0 }}", "{{ messages.x() }}"] {
         assert!(
-            matches!(render(template, &[("user", "x")]), Err(ChatTemplateError::Failed { line: 1, .. })),
+            matches!(
+                render(template, &[("user", "x")]),
+                Err(ChatTemplateError::Render(RenderError::Failed { line: 1, .. }))
+            ),
             "{template}"
         );
     }
 }
 
 #[test]
+fn a_template_that_makes_nothing_is_told_apart_from_an_empty_prompt() {
+    for template in ["", " \n", "{% if false %}x{% endif %}", "{{ '' }}", "{{ messages[0].content }}"] {
+        assert_eq!(render(template, &[("user", " ")]), Err(ChatTemplateError::Nothing), "{template:?}");
+    }
+    assert_eq!(render("{{ messages[0].content }}", &[("user", " x")]).as_deref(), Ok(" x"));
+}
+
+#[test]
 fn a_template_that_does_not_compile_is_refused_with_its_line() {
     let deep = format!("{{{{ {}1{} }}}}", "(".repeat(5_000), ")".repeat(5_000));
     for source in ["\n{% for %}", "\n{{ x", "\n{% if x %}", &format!("\n{deep}")] {
-        let error = ChatTemplate::new(source).unwrap_err();
-        assert!(error.line >= 2, "{error}");
+        let error = ChatTemplate::new(source, &InProcess).unwrap_err();
+        assert!(matches!(error, LoadTemplateError::Mistake { line: 2.., .. }), "{error}");
     }
 }
 
@@ -158,10 +173,10 @@ fn a_template_that_does_not_compile_is_refused_with_its_line() {
 fn a_refusal_is_told_only_in_the_words_of_the_template() {
     let fixed = "{{ raise_exception('Roles must alternate.') }}";
     let reason = Some("Roles must alternate.".to_owned());
-    assert_eq!(render(fixed, &[("user", "x")]), Err(ChatTemplateError::Raised { reason }));
+    assert_eq!(render(fixed, &[("user", "x")]), Err(ChatTemplateError::Render(RenderError::Raised { reason })));
     let quoting = "{{ raise_exception('I will not: ' ~ messages[0].content) }}";
     let error = render(quoting, &[("user", "CANARY")]).unwrap_err();
-    assert_eq!(error, ChatTemplateError::Raised { reason: None });
+    assert_eq!(error, ChatTemplateError::Render(RenderError::Raised { reason: None }));
     assert!(!format!("{error} {error:?}").contains("CANARY"));
 }
 

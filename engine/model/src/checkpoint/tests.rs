@@ -6,6 +6,7 @@ use serde_json::{Value as Json, json};
 
 use super::safetensors::tests::file as safetensors_file;
 use super::*;
+use crate::chat_template::InProcess;
 use crate::test_model;
 
 const ROWS: usize = 700;
@@ -113,7 +114,7 @@ fn a_folder_gives_what_a_gguf_file_gives() {
     let tokenizer = checkpoint.tokenizer().unwrap();
     assert_eq!((tokenizer.vocab(), tokenizer.bos(), tokenizer.eos()), (ROWS, Some(0), Some(1)));
     assert!([0, 1, 420].into_iter().all(|token| tokenizer.is_end(token)) && !tokenizer.is_end(2));
-    let template = checkpoint.chat_template().unwrap().unwrap();
+    let template = checkpoint.chat_template(&InProcess).unwrap().unwrap();
     let message = crate::ChatMessage { role: "user".to_owned(), content: "<|end|>".to_owned() };
     let tokens = template.tokens(&tokenizer, &[message]).unwrap();
     assert!(tokens.starts_with(&[0]) && tokens.ends_with(&[1]));
@@ -146,7 +147,7 @@ fn the_template_of_its_own_file_counts_and_of_several_the_default() {
     let render = || {
         let checkpoint = folder.open().unwrap();
         let message = crate::ChatMessage { role: "user".to_owned(), content: "x".to_owned() };
-        let template = checkpoint.chat_template().unwrap();
+        let template = checkpoint.chat_template(&InProcess).unwrap();
         template.map(|template| template.tokens(&checkpoint.tokenizer().unwrap(), &[message]).unwrap())
     };
     let list = json!([{"name": "other", "template": "<|end|>"}, {"name": "default", "template": "<|begin|>"}]);
@@ -157,11 +158,15 @@ fn the_template_of_its_own_file_counts_and_of_several_the_default() {
     folder.remove("chat_template.jinja");
     folder.remove("tokenizer_config.json");
     assert_eq!(render(), None);
+    for empty in [&b""[..], b" \n"] {
+        folder.write("chat_template.jinja", empty);
+        assert_eq!((render(), folder.open().unwrap().has_chat_template()), (None, false));
+    }
     folder.write("chat_template.jinja", b"{% for");
-    let error = folder.open().unwrap().chat_template().unwrap_err().to_string();
+    let error = folder.open().unwrap().chat_template(&InProcess).unwrap_err().to_string();
     assert!(error.contains("the chat template has a mistake"), "{error}");
     folder.write("chat_template.jinja", b"\xff");
-    assert!(folder.open().unwrap().chat_template().unwrap_err().to_string().contains("is not text"));
+    assert!(folder.open().unwrap().chat_template(&InProcess).unwrap_err().to_string().contains("is not text"));
 }
 
 #[test]
@@ -266,7 +271,7 @@ fn a_folder_is_loaded_and_inspected_as_a_file_is() {
     let model = crate::Model::load(folder.0.path(), 1).unwrap();
     assert_eq!(model.digest(), folder.open().unwrap().digest());
     assert_eq!(model.config().vocab, model.tokenizer().vocab());
-    let inspection = crate::inspect(folder.0.path(), 1).unwrap();
+    let inspection = crate::inspect(folder.0.path(), &crate::LoadOptions::new(1)).unwrap();
     assert_eq!((inspection.refusal.as_deref(), inspection.gguf_version), (None, None));
     assert_eq!(inspection.tensors.iter().map(|share| share.tensors).sum::<usize>(), 11);
     assert!(inspection.to_string().contains("safetensors"), "{inspection}");

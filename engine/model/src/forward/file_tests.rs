@@ -6,6 +6,7 @@ use super::tests::{Tensors, bits, config};
 use super::*;
 use crate::gguf::tests::{File, float, number, numbers, scalar, strings};
 use crate::inspection::inspect;
+use crate::model::LoadOptions;
 use crate::tensor_kind::TensorKind;
 use engine_kernels::{KvKind, KvShape, MatrixKind, PageRef};
 
@@ -157,7 +158,7 @@ fn inspection_says_that_such_a_file_runs_and_which_does_not() {
     let path = folder.path().join("model.gguf");
     let mut tensors = Tensors::new(&wide(), &KINDS, true);
     write(&path, &wide(), &tensors);
-    let inspection = inspect(&path, 1).unwrap();
+    let inspection = inspect(&path, &LoadOptions::new(1)).unwrap();
     assert_eq!(inspection.refusal, None);
     let mut kinds: Vec<&str> = inspection.tensors.iter().map(|share| share.kind.as_str()).collect();
     kinds.sort_unstable();
@@ -168,7 +169,7 @@ fn inspection_says_that_such_a_file_runs_and_which_does_not() {
     bytes.truncate(256 * 512 / 256 * 84);
     bytes.resize(256 * 512 / 256 * 84, 0);
     write(&path, &wide(), &tensors);
-    let refusal = inspect(&path, 1).unwrap().refusal.unwrap();
+    let refusal = inspect(&path, &LoadOptions::new(1)).unwrap().refusal.unwrap();
     assert_eq!(refusal, "tensor `blk.1.ffn_up.weight` has type Q2_K, which is not supported here");
 }
 

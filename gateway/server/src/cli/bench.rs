@@ -20,9 +20,10 @@ mod work;
 
 use super::machine::{self, Machine};
 use super::output::note;
+use super::templates;
 use anyhow::{Context, Result, bail, ensure};
 use ceilings::{Ceilings, Sample};
-use engine_model::Model;
+use engine_model::{LoadOptions, Model};
 use figures::{Figure, Figures};
 use indicatif::{ProgressBar, ProgressStyle};
 use own::Own;
@@ -60,8 +61,9 @@ pub(crate) async fn engine(options: &Options) -> Result<Report> {
     let (threads, repetitions) = (*threads, *repetitions);
     let load_average_before = machine::load_average();
     let start = Instant::now();
-    let model =
-        Model::load(path, threads).with_context(|| format!("the model `{}` cannot be loaded", path.display()))?;
+    let load = LoadOptions { templates: templates(1)?, ..LoadOptions::new(threads) };
+    let loaded = Model::load_with(path, &load);
+    let model = loaded.with_context(|| format!("the model `{}` cannot be loaded", path.display()))?.model;
     let (load_seconds, model) = (start.elapsed().as_secs_f64(), Arc::new(model));
     let prompt = prompt(&model)?;
     let work = Work::read(path, model.config())?;

@@ -1,7 +1,7 @@
 //! `bulkhead serve`, and what the demo shares with it: loading a model, starting a gateway, ending it well.
 
-use super::environment;
 use super::output::note;
+use super::{environment, templates};
 use anyhow::{Context, Result};
 use engine_model::{CacheUse, LoadOptions, Loaded, Model, UnsavedWeights};
 use engine_runtime::Engine;
@@ -46,7 +46,11 @@ pub(crate) fn read_config(path: &Path) -> Result<Config> {
 /// Loads the model and starts the engine.
 pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
     let path = config.model.clone();
-    let options = LoadOptions { threads: config.engine.threads, weights_cache: folder_of(&config.weights_cache) };
+    let options = LoadOptions {
+        threads: config.engine.threads,
+        weights_cache: folder_of(&config.weights_cache),
+        templates: templates(config.limits.tokenizers_max)?,
+    };
     let path_is_missing = !path.exists();
     let load = tokio::task::spawn_blocking(move || {
         Model::load_with(&path, &options).with_context(|| {

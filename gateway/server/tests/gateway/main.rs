@@ -5,5 +5,6 @@ mod bodies;
 mod framing;
 mod lifecycle;
 mod streams;
+mod templates;
 mod tls;
 mod world;

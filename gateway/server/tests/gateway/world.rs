@@ -1,13 +1,13 @@
 //! A gateway for one test, and a client that sends exactly the bytes it is told to.
 
-use engine_model::Model;
+use engine_model::{LoadOptions, Model};
 use engine_runtime::{Engine, EngineConfig};
 use gateway_auth::{ApiKey, TenantKey};
-use gateway_server::{Config, Gateway};
+use gateway_server::{Config, Gateway, RenderProcesses};
 use policies_domain::{ModelName, TenantName};
 use serde_json::Value;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -52,7 +52,11 @@ pub(crate) async fn start(adjust: impl FnOnce(&mut Config)) -> World {
         .map(|(name, key)| TenantKey { tenant: TenantName::parse(name).unwrap(), hash: secret.hash(key) })
         .to_vec();
     adjust(&mut config);
-    let model = Arc::new(Model::load(&config.model, config.engine.threads).unwrap());
+    // As the program does it; this test is not the program.
+    let program = Path::new(env!("CARGO_BIN_EXE_bulkhead"));
+    let templates = Arc::new(RenderProcesses::new(program, config.limits.tokenizers_max));
+    let options = LoadOptions { templates, ..LoadOptions::new(config.engine.threads) };
+    let model = Arc::new(Model::load_with(&config.model, &options).unwrap().model);
     let engine = Engine::start(model, config.engine).unwrap();
     let gateway = Gateway::start(config, engine.clone()).await.unwrap();
     let (acme, globex) = (acme.reveal().to_owned(), globex.reveal().to_owned());

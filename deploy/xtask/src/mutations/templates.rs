@@ -1,0 +1,86 @@
+//! The checks that keep a model's chat template from costing more than its own request.
+
+use super::Mutation;
+
+pub(super) const TEMPLATES: &[Mutation] = &[
+    Mutation {
+        name: "template: a process that does not answer in time is given up",
+        file: "gateway/server/src/chat_renderer/process.rs",
+        find: "until: Instant::now() + limit };",
+        replace: "until: Instant::now() + 20 * limit };",
+        packages: &["gateway-server"],
+        tests: "test(a_process_that_does_not_answer_is_given_up)",
+    },
+    Mutation {
+        name: "template: an answer that is none ends the process",
+        file: "gateway/server/src/chat_renderer/frame.rs",
+        find: "            _ => return None,\n        };",
+        replace: "            _ => Self::Refused(RenderError::Raised { reason: None }),\n        };",
+        packages: &["gateway-server"],
+        tests: "test(a_process_that_answers_nonsense_is_given_up) | test(answers_that_are_cut_or_longer_or_unknown_are_none)",
+    },
+    Mutation {
+        name: "template: a rendering has little processor time",
+        file: "gateway/server/src/chat_renderer/child.rs",
+        find: "let next = used.saturating_add(1 + WORK_SECONDS_MAX);",
+        replace: "let next = used.saturating_add(1 + 1_000 * WORK_SECONDS_MAX);",
+        packages: &["gateway-server"],
+        tests: "test(the_system_ends_a_rendering_that_uses_the_processor_for_too_long)",
+    },
+    Mutation {
+        name: "template: a rendering has little memory",
+        file: "gateway/server/src/chat_renderer/child.rs",
+        find: "address_space_bytes()?.saturating_add(MEMORY_BYTES_MAX)",
+        replace: "address_space_bytes()?.saturating_add(MEMORY_BYTES_MAX << 10)",
+        packages: &["gateway-server"],
+        tests: "test(it_takes_its_rights_away_before_it_reads_anything)",
+    },
+    Mutation {
+        name: "template: a rendering opens no files",
+        file: "gateway/server/src/chat_renderer/child.rs",
+        find: "(Resource::Fsize, 0), (Resource::Nofile, 0)",
+        replace: "(Resource::Fsize, 0)",
+        packages: &["gateway-server"],
+        tests: "test(it_takes_its_rights_away_before_it_reads_anything)",
+    },
+    Mutation {
+        name: "template: its process keeps nothing open that the gateway was started with",
+        file: "gateway/server/src/chat_renderer/child.rs",
+        find: "    close_inherited()?;\n",
+        replace: "    let _none = close_inherited as fn() -> io::Result<()>;\n",
+        packages: &["gateway-server"],
+        tests: "test(it_keeps_nothing_open_that_it_inherited)",
+    },
+    Mutation {
+        name: "template: its process gets nothing of the gateway's environment",
+        file: "gateway/server/src/chat_renderer/process.rs",
+        find: "            .env_clear()\n",
+        replace: "",
+        packages: &["gateway-server"],
+        tests: "test(a_process_has_nothing_of_the_gateways_and_ends_with_it)",
+    },
+    Mutation {
+        name: "template: a process ends with its gateway",
+        file: "gateway/server/src/chat_renderer/process.rs",
+        find: "let _gone = self.child.kill();\n        let _reaped = self.child.wait();",
+        replace: "",
+        packages: &["gateway-server"],
+        tests: "test(a_process_has_nothing_of_the_gateways_and_ends_with_it)",
+    },
+    Mutation {
+        name: "template: one that makes nothing is no usable template",
+        file: "engine/model/src/chat_template.rs",
+        find: "if text.trim().is_empty() {",
+        replace: "if text.is_empty() && messages.is_empty() {",
+        packages: &["engine-model"],
+        tests: "test(a_template_that_makes_nothing_is_told_apart_from_an_empty_prompt)",
+    },
+    Mutation {
+        name: "template: several kinds of conversations are tried at the start",
+        file: "engine/model/src/model.rs",
+        find: "for (kind, roles) in CONVERSATIONS {",
+        replace: "for (kind, roles) in CONVERSATIONS.into_iter().take(1) {",
+        packages: &["engine-model"],
+        tests: "test(kinds_of_conversations_that_a_template_refuses_are_named)",
+    },
+];
