@@ -3,12 +3,18 @@
 //! All files are of one commit. A cut download goes on where it was cut, also in a later run; every file is compared
 //! with the digest that the hub names for it, and one that the hub names none for is not used. Files lie as in the
 //! hub's own cache: `models--OWNER--NAME/snapshots/COMMIT`.
+//!
+//! The places of files, on the hub and here, are the library's; it asks for nothing itself, because its requests take
+//! the token to wherever they are redirected and write whatever comes.
+
+mod hub;
 
 use super::output::note;
 use anyhow::{Context, Result, bail};
-use hf_hub::api::Progress;
-use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
-use hf_hub::{Cache, Repo, RepoType};
+use hf_hub::api::RepoInfo;
+use hf_hub::{Cache, CacheRepo, Repo, RepoType};
+use http::StatusCode;
+use hub::{AskHubError, Hub};
 use indicatif::{ProgressBar, ProgressStyle};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
@@ -23,8 +29,12 @@ const TRIES: u32 = 8;
 const BACK_OFF: Duration = Duration::from_secs(2);
 /// Most files of one model.
 const FILES_MAX: usize = 1_100;
-/// Longest name of an owner, repository, revision or file, bytes.
+/// Longest name of an owner, repository, revision, file or folder, bytes.
 const NAME_BYTES_MAX: usize = 200;
+/// Longest name of a file with its folders, bytes.
+const PATH_BYTES_MAX: usize = 1_000;
+/// Most names that a message lists.
+const NAMES_SHOWN_MAX: usize = 20;
 /// What belongs to a model in safetensors, beside the weights.
 const BESIDE: [&str; 6] = [
     "config.json",
@@ -58,7 +68,7 @@ pub(crate) fn pull(options: &Options) -> Result<PathBuf> {
 }
 
 struct Pull {
-    api: Api,
+    hub: Hub,
     cache: Cache,
     id: String,
     revision: String,
@@ -72,38 +82,27 @@ impl Pull {
         if !is_id {
             bail!("`{id}` is not a repository's name: it is written OWNER/NAME");
         }
-        if !revision.split('/').all(is_name) {
+        if !is_path(revision) {
             bail!("`{revision}` is not a revision's name: a branch, a tag or a commit");
         }
-        if let Some(endpoint) = &options.endpoint
-            && !["https://", "http://"].iter().any(|scheme| endpoint.starts_with(scheme))
-        {
-            bail!("`{endpoint}` is not a hub's address: it begins with https://");
-        }
+        let hub = Hub::new(options.endpoint.as_deref(), options.token.as_deref())?;
         let folder = &options.folder;
         fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
-        // The library compares absolute paths.
         let cache = Cache::new(folder.canonicalize()?);
-        let mut api = ApiBuilder::from_cache(cache.clone())
-            .with_token(options.token.clone())
-            .with_user_agent("bulkhead", env!("CARGO_PKG_VERSION"));
-        if let Some(endpoint) = &options.endpoint {
-            api = api.with_endpoint(endpoint.trim_end_matches('/').to_owned());
-        }
-        let api = api.build().context("the hub's client cannot be started")?;
-        Ok(Self { api, cache, id: id.to_owned(), revision: revision.to_owned(), back_off })
+        Ok(Self { hub, cache, id: id.to_owned(), revision: revision.to_owned(), back_off })
     }
 
     fn run(&self, file: Option<&str>) -> Result<PathBuf> {
         let (id, revision) = (&self.id, &self.revision);
         let named = Repo::with_revision(id.clone(), RepoType::Model, revision.clone());
-        let info = self.attempts(&format!("`{id}`"), || self.api.repo(named.clone()).info(), || ())?;
+        let path = format!("api/{}", named.api_url());
+        let info: RepoInfo = self.attempts(&format!("`{id}`"), || self.hub.describe(&path))?;
         if !is_hex(&info.sha, 40) {
             bail!("the hub names no commit for `{id}`");
         }
         let names: Vec<&str> = info.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
         let wanted = choose(&names, file).with_context(|| format!("`{id}` at `{revision}`"))?;
-        let repo = Repo::with_revision(id.clone(), RepoType::Model, info.sha.clone());
+        let repo = Repo::with_revision(id.clone(), RepoType::Model, info.sha);
         let mut path = None;
         for name in &wanted {
             path = Some(self.file(&repo, name)?);
@@ -114,32 +113,30 @@ impl Pull {
         {
             return Ok(path);
         }
-        Ok(self.cache.repo(repo).pointer_path(&info.sha))
+        Ok(self.cache.repo(repo.clone()).pointer_path(repo.revision()))
     }
 
     /// One file, compared with the hub's digest of it.
     fn file(&self, repo: &Repo, name: &str) -> Result<PathBuf> {
-        let api = self.api.repo(repo.clone());
         let cached = self.cache.repo(repo.clone());
-        let metadata = self.attempts(&format!("`{name}`"), || self.api.metadata(&api.url(name)), || ())?;
-        let etag = metadata.etag();
+        let what = format!("`{name}`");
+        let place = format!("{}/resolve/{}/{name}", repo.url(), repo.url_revision());
+        let announced = self.attempts(&what, || self.hub.announcement(&place))?;
+        let (etag, bytes) = (announced.etag.as_str(), announced.bytes);
         // They become names of files: nothing else may be in them.
-        if !(is_hex(etag, 64) || is_hex(etag, 40)) || metadata.commit_hash() != repo.revision() {
+        if !(is_hex(etag, 64) || is_hex(etag, 40)) || announced.commit != repo.revision() {
             bail!("the hub names no digest for `{name}`, so that it cannot be checked");
         }
         let blob = cached.blob_path(etag);
-        let part = blob.with_extension("part");
-        // The library's own answer to a finished or too long part is to ask for what is behind its end.
-        let drop_bad_part = || {
-            if fs::metadata(&part).is_ok_and(|file| file.len() >= metadata.size() as u64) {
-                let _ = fs::remove_file(&part);
+        let path = cached.pointer_path(repo.revision()).join(name);
+        if !path.exists() {
+            if !blob.exists() {
+                self.blob(&blob, bytes, name, &|part, bar| {
+                    self.hub.download(&place, part, bytes, |there| bar.set_position(there))
+                })?;
             }
-        };
-        drop_bad_part();
-        let path = match cached.get(name) {
-            Some(path) => path,
-            None => self.attempts(&format!("`{name}`"), || download(&api, name), drop_bad_part)?,
-        };
+            point(&cached, &path, repo.revision(), etag).with_context(|| format!("{what} cannot get its name"))?;
+        }
         if let Err(error) = check(&path, etag) {
             for path in [&path, &blob] {
                 let _ = fs::remove_file(path);
@@ -149,29 +146,57 @@ impl Pull {
         Ok(path)
     }
 
-    /// Repeats what may work another time; `between` runs before each further try.
-    fn attempts<T>(&self, what: &str, work: impl Fn() -> Result<T, ApiError>, between: impl Fn()) -> Result<T> {
+    /// Downloads beside the final place, then renames.
+    fn blob(
+        &self,
+        blob: &Path,
+        bytes: u64,
+        name: &str,
+        download: &dyn Fn(&Path, &ProgressBar) -> Result<(), AskHubError>,
+    ) -> Result<()> {
+        let folder = blob.parent().context("a file lies in a folder")?;
+        fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        let lock = File::create(blob.with_extension("lock"))?;
+        if lock.try_lock().is_err() {
+            bail!("`{name}` is being fetched already");
+        }
+        let part = blob.with_extension("part");
+        // What is there and should not be follows nothing that will be fetched.
+        if fs::metadata(&part).is_ok_and(|file| file.len() >= bytes) {
+            fs::remove_file(&part)?;
+        }
+        let bar = progress_bar(bytes, name);
+        let done = self.attempts(&format!("`{name}`"), || download(&part, &bar));
+        bar.finish_and_clear();
+        done?;
+        fs::rename(&part, blob).with_context(|| format!("`{name}` cannot get its name"))
+    }
+
+    /// Repeats what may work another time.
+    fn attempts<T>(&self, what: &str, work: impl Fn() -> Result<T, AskHubError>) -> Result<T> {
         let mut attempt = 1;
         loop {
             let error = match work() {
                 Ok(done) => return Ok(done),
                 Err(error) => error,
             };
-            match status(&error) {
-                Some(401 | 403) => bail!(
+            match error {
+                AskHubError::Status(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => bail!(
                     "{what} is gated, private or not there: if it is gated, accept its terms on the hub, and give your \
                      token in HF_TOKEN"
                 ),
-                Some(404) => bail!("the hub has no {what} (repository {}, revision {})", self.id, self.revision),
-                Some(status @ 400..500) if ![408, 416, 429].contains(&status) => {
-                    bail!("the hub refused {what} with status {status}")
+                AskHubError::Status(StatusCode::NOT_FOUND) => {
+                    bail!("the hub has no {what} (repository {}, revision {})", self.id, self.revision)
+                }
+                AskHubError::Status(status) if !error.may_pass() => {
+                    bail!("the hub refused {what} with status {}", status.as_u16())
+                }
+                _ if !error.may_pass() => return Err(anyhow::Error::new(error).context(what.to_owned())),
+                _ if attempt == TRIES => {
+                    return Err(anyhow::Error::new(error).context(format!("{what}: gave up after {TRIES} tries")));
                 }
                 _ => {}
             }
-            if attempt == TRIES {
-                return Err(anyhow::Error::new(error).context(format!("{what}: gave up after {TRIES} tries")));
-            }
-            between();
             note(format_args!("{what}: {error}; try {} of {TRIES}", attempt + 1));
             std::thread::sleep(self.back_off * attempt);
             attempt += 1;
@@ -179,43 +204,32 @@ impl Pull {
     }
 }
 
-fn status(error: &ApiError) -> Option<u16> {
-    match error {
-        ApiError::RequestError(error) => match error.as_ref() {
-            ureq::Error::StatusCode(status) => Some(*status),
-            _ => None,
-        },
-        _ => None,
+/// Gives a finished download the name that the repository has for it, as the hub's own libraries do.
+fn point(cached: &CacheRepo, path: &Path, commit: &str, etag: &str) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
     }
+    // From `snapshots/COMMIT/FOLDERS` up to the repository.
+    let snapshot = cached.pointer_path(commit);
+    let folders = path.strip_prefix(&snapshot).map_or(1, |name| name.components().count());
+    let target = "../".repeat(1 + folders) + "blobs/" + etag;
+    // A name that stands for nothing was left by a file that was removed.
+    if path.is_symlink() {
+        fs::remove_file(path)?;
+    }
+    std::os::unix::fs::symlink(target, path)?;
+    cached.create_ref(commit)
 }
 
-fn download(api: &ApiRepo, name: &str) -> Result<PathBuf, ApiError> {
-    let bar = ProgressBar::new(0);
+fn progress_bar(bytes: u64, name: &str) -> ProgressBar {
+    let bar = ProgressBar::new(bytes).with_message(name.to_owned());
     // A mistake in the template would show in every run; the bar's own style is no loss.
     if let Ok(style) =
         ProgressStyle::with_template("{msg:.40} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
     {
         bar.set_style(style);
     }
-    api.download_with_progress(name, Bar(bar))
-}
-
-/// Shows a download on a terminal.
-struct Bar(ProgressBar);
-
-impl Progress for Bar {
-    fn init(&mut self, size: usize, filename: &str) {
-        self.0.set_length(size as u64);
-        self.0.set_message(filename.to_owned());
-    }
-
-    fn update(&mut self, size: usize) {
-        self.0.inc(size as u64);
-    }
-
-    fn finish(&mut self) {
-        self.0.finish_and_clear();
-    }
+    bar
 }
 
 /// One part of a name: what can be a name of a file anywhere, and is none with a meaning of its own.
@@ -224,13 +238,18 @@ fn is_name(part: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&part.len()) && part.bytes().all(is_plain) && !part.starts_with('.')
 }
 
+/// Such names with `/` between them.
+fn is_path(path: &str) -> bool {
+    path.len() <= PATH_BYTES_MAX && path.split('/').all(is_name)
+}
+
 fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
 /// The files to get, of those that there are.
 fn choose<'a>(names: &[&'a str], file: Option<&str>) -> Result<Vec<&'a str>> {
-    let names: Vec<&str> = names.iter().copied().filter(|name| name.split('/').all(is_name)).collect();
+    let names: Vec<&str> = names.iter().copied().filter(|name| is_path(name)).collect();
     if let Some(file) = file {
         let found = names.iter().find(|name| **name == file);
         return Ok(vec![found.with_context(|| format!("there is no file `{file}`"))?]);
@@ -254,7 +273,12 @@ fn choose<'a>(names: &[&'a str], file: Option<&str>) -> Result<Vec<&'a str>> {
         [] => bail!("there is neither a GGUF file nor a model in safetensors"),
         [one] => Ok(vec![one]),
         several => {
-            bail!("there are several GGUF files; choose one with --file NAME:\n  {}", several.join("\n  "))
+            let shown = several.iter().take(NAMES_SHOWN_MAX).copied().collect::<Vec<_>>().join("\n  ");
+            let more = match several.len().saturating_sub(NAMES_SHOWN_MAX) {
+                0 => String::new(),
+                more => format!("\n  and {more} more"),
+            };
+            bail!("there are {} GGUF files; choose one with --file NAME:\n  {shown}{more}", several.len())
         }
     }
 }
