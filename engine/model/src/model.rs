@@ -16,7 +16,7 @@ use crate::numerics;
 use crate::packed_weights::{Origin, Packer};
 use crate::tokenizer::{LoadTokenizerError, Tokenizer};
 use crate::weights::{EMBEDDING, LoadWeightsError, Weights};
-use crate::weights_cache::{CacheLookup, UnsavedWeights, UnusableCache};
+use crate::weights_cache::{CacheLookup, UnsavedWeights};
 
 /// Why a model could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -149,25 +149,24 @@ impl Model {
     pub fn load_with(path: &Path, options: &LoadOptions) -> Result<Loaded, LoadModelError> {
         let checkpoint = Checkpoint::open(path)?;
         let folder = options.weights_cache.as_deref();
-        let lookup = folder.map(|folder| CacheLookup { folder, hint: checkpoint.hint() });
+        let mut lookup = folder.map(|folder| CacheLookup { folder, hint: checkpoint.hint(), model: None });
         let (digest, parts) = thread::scope(|scope| {
             let digest = scope.spawn(|| checkpoint.digest());
             let parts = Parts::load_cached(&checkpoint, options, lookup.as_ref());
             (join(digest), parts)
         });
         let mut parts = parts?;
-        let mut reason = None;
-        // The weights were restored on the word of the cache that they are this file's.
+        // The weights were restored on the word of the cache that they are this file's. Another may be.
         if matches!(parts.weights.packed.origin, Origin::Cache(model) if model != digest) {
             drop(parts);
-            parts = Parts::load_cached(&checkpoint, options, None)?;
-            reason = Some(UnusableCache::Model);
+            lookup.iter_mut().for_each(|lookup| lookup.model = Some(digest));
+            parts = Parts::load_cached(&checkpoint, options, lookup.as_ref())?;
         }
         let cache = match (&lookup, &mut parts.weights.packed.origin) {
             (None, _) => CacheUse::Off,
             (Some(_), Origin::Cache(_)) => CacheUse::Restored,
-            (Some(CacheLookup { folder, hint }), Origin::Repacked(other)) => {
-                let reason = reason.or(other.take());
+            (Some(CacheLookup { folder, hint, .. }), Origin::Repacked(reason)) => {
+                let reason = reason.take();
                 CacheUse::Unsaved(Box::new(UnsavedWeights::new(folder, digest, *hint, &parts.weights.packed, reason)))
             }
         };

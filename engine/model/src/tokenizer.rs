@@ -20,12 +20,13 @@ use std::collections::HashMap;
 use regex::Regex;
 use sha2::{Digest, Sha256};
 
+use crate::chat_template::INERT;
 use crate::config::ConfigError;
 use crate::gguf::Gguf;
 use algorithm::{Algorithm, Memory};
 pub(crate) use json::Settings;
 use merges::NONE;
-use vocabulary::{SPECIAL_LIMITS, TokenType, Vocabulary};
+use vocabulary::{SPECIAL_BYTES_MAX, SPECIAL_TOKENS_MAX, TokenType, Vocabulary};
 
 /// Longest text, bytes: positions are 32 bits wide, and no context holds a tenth of this.
 pub const TEXT_BYTES_MAX: usize = 64 << 20;
@@ -92,14 +93,6 @@ pub enum LoadTokenizerError {
     /// A `tokenizer.json` that is not JSON, or has another structure.
     #[error("`tokenizer.json` cannot be read: {0}")]
     Json(#[from] serde_json::Error),
-    /// A file beside it that is not JSON.
-    #[error("`{file}` is not valid: {source}")]
-    Beside {
-        /// Its name.
-        file: &'static str,
-        /// Where and why.
-        source: serde_json::Error,
-    },
     /// A part of a `tokenizer.json` that has no counterpart here: without it the tokens would be wrong.
     #[error("`tokenizer.json` asks for {0}, which is not supported")]
     Unsupported(String),
@@ -123,11 +116,43 @@ pub enum LoadTokenizerError {
         /// The token.
         token: usize,
     },
-    /// A control or added token is empty or too long, or there are too many of them.
-    #[error(
-        "the control and added tokens are not usable: at most {} of 1 to {} bytes", SPECIAL_LIMITS.0, SPECIAL_LIMITS.1
-    )]
-    Special,
+    /// More tokens to be found by their text than any model has.
+    #[error("there are {tokens} control and added tokens, at most {SPECIAL_TOKENS_MAX} are accepted")]
+    SpecialCount {
+        /// Control and added tokens.
+        tokens: usize,
+    },
+    /// Without a text, such a token cannot be kept out of answers and prompts.
+    #[error("token {token} is a control or added token and has no text")]
+    NoText {
+        /// The token.
+        token: usize,
+    },
+    /// A control or added token that is too long.
+    #[error("token {token} is a control or added token of {bytes} bytes, at most {SPECIAL_BYTES_MAX} are accepted")]
+    SpecialText {
+        /// The token.
+        token: usize,
+        /// Of its text.
+        bytes: usize,
+    },
+    /// A control or added token with a character that conversations are marked with inside the engine.
+    #[error("token {token} is a control or added token with the character U+{:04X}", u32::from(INERT))]
+    SpecialCharacter {
+        /// The token.
+        token: usize,
+    },
+    /// A pattern for the control and added tokens, or for the pieces of a text, is larger than is accepted.
+    #[error("a pattern that finds tokens or pieces of text is too large")]
+    Pattern,
+    /// A type that no token has.
+    #[error("token {token} has type {kind}, which is none")]
+    TokenType {
+        /// The token.
+        token: usize,
+        /// As in the file.
+        kind: u64,
+    },
     /// A merge is not two tokens that make a third.
     #[error("merge {merge} does not make a token of two tokens")]
     Merge {

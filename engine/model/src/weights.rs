@@ -283,7 +283,8 @@ fn is_known(name: &str, config: &ModelConfig) -> bool {
         return !config.is_tied;
     }
     let Some((layer, part)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else { return false };
-    if !layer.parse::<usize>().is_ok_and(|layer| layer < config.layers) {
+    // A number has one form: `blk.00` would be passed over beside `blk.0`.
+    if !layer.parse::<usize>().is_ok_and(|number| number < config.layers && number.to_string() == layer) {
         return false;
     }
     match part.rsplit_once('.') {

@@ -128,7 +128,7 @@ impl Head {
 }
 
 /// A quick, rough identity of a model file: which cache may be its. Whether it is, its SHA-256 says, which takes longer.
-/// Of two files with one hint, the second is repacked at every start.
+/// Of two files with one hint, the cache of the wrong one may be read first; see [`CacheLookup::model`].
 pub(crate) fn hint(model: &[u8]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&(model.len() as u64).to_le_bytes());
@@ -156,10 +156,13 @@ fn is_of_this_version(name: &str) -> bool {
 pub(crate) struct CacheLookup<'a> {
     pub(crate) folder: &'a Path,
     pub(crate) hint: [u8; 32],
+    /// The model file's digest, once it is known: caches of other files are passed over then.
+    pub(crate) model: Option<[u8; 32]>,
 }
 
 impl CacheLookup<'_> {
-    /// The matrices from a file that fits the hint; `None` when there is none. The caller compares the model's digest.
+    /// The matrices from the first file that fits the hint and is whole; `None` when there is none that fits. The caller
+    /// compares the model's digest.
     ///
     /// # Errors
     /// [`UnusableCache`]: why there are none although there is a file.
@@ -176,10 +179,14 @@ impl CacheLookup<'_> {
                 continue;
             }
             match open(&entry.path()) {
-                Ok((file, head)) if head.hint == self.hint => {
-                    return restore(&file, &head, packing, shapes, threads).map(Some);
+                Ok((_, head)) if head.hint != self.hint => {}
+                Ok((_, head)) if self.model.is_some_and(|model| model != head.model) => {
+                    reason = reason.or(Some(UnusableCache::Model));
                 }
-                Ok(_) => {}
+                Ok((file, head)) => match restore(&file, &head, packing, shapes, threads) {
+                    Ok(weights) => return Ok(Some(weights)),
+                    Err(error) => reason = Some(error),
+                },
                 Err(error) => reason = Some(error),
             }
         }

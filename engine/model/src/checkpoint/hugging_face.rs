@@ -24,6 +24,7 @@ const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const TEMPLATE: &str = "chat_template.jinja";
 const ONE_FILE: &str = "model.safetensors";
+const EOS_NUMBERS: &str = "eos_token_id";
 const INDEX: &str = "model.safetensors.index.json";
 /// Largest of each, bytes. Gemma's tokenizer has 33 MB, an index under a megabyte, the others some kilobytes.
 const SMALL_FILES: [(&str, u64); 6] = [
@@ -96,6 +97,9 @@ pub(super) struct HuggingFace {
     /// Out of the path, where it lies in a hub's cache.
     name: Option<String>,
     config: Value,
+    /// `generation_config.json` and `tokenizer_config.json`, null where there is none.
+    generation: Value,
+    tokenizer_config: Value,
     /// The small files that there are, by name.
     files: BTreeMap<&'static str, Vec<u8>>,
     shards: BTreeMap<String, MappedFile>,
@@ -117,6 +121,8 @@ impl HuggingFace {
             }
         }
         let config = json(&files, CONFIG)?.ok_or(OpenFolderError::Missing(CONFIG))?;
+        let object = |file| Ok::<_, OpenFolderError>(json(&files, file)?.map_or(Value::Null, Value::Object));
+        let (generation, tokenizer_config) = (object(GENERATION)?, object(TOKENIZER_CONFIG)?);
         if !files.contains_key(TOKENIZER) {
             return Err(OpenFolderError::Missing(TOKENIZER));
         }
@@ -129,9 +135,10 @@ impl HuggingFace {
             false => Some(json(&files, INDEX)?.ok_or(OpenFolderError::NoWeights)?),
         };
         let name = cached_name(folder);
-        let mut folder =
-            Self { name, config, files, shards: BTreeMap::new(), tensors: HashMap::new() }.map(folder, index)?;
-        if folder.config["tie_word_embeddings"] == true {
+        let (shards, tensors) = (BTreeMap::new(), HashMap::new());
+        let unmapped = Self { name, config, generation, tokenizer_config, files, shards, tensors };
+        let mut folder = unmapped.map(folder, index)?;
+        if folder.config().is_ok_and(|config| config.is_tied) {
             // Some files have the matrix of the embeddings twice.
             folder.tensors.remove("output.weight");
         }
@@ -202,36 +209,17 @@ impl HuggingFace {
     }
 
     pub(super) fn tokenizer(&self) -> Result<Tokenizer, LoadTokenizerError> {
-        let beside: Value = self.optional_json(TOKENIZER_CONFIG)?;
-        let generation: Value = self.optional_json(GENERATION)?;
-        let text = |key: &str| {
-            let token = &beside[key];
-            token.as_str().or_else(|| token["content"].as_str()).map(str::to_owned)
-        };
-        let numbers = |value: &Value| -> Vec<u64> {
-            value.as_array().map_or_else(
-                || value.as_u64().into_iter().collect(),
-                |list| list.iter().filter_map(Value::as_u64).collect(),
-            )
-        };
-        let ends = [&generation["eos_token_id"], &self.config["eos_token_id"]];
+        let of = Member { file: TOKENIZER_CONFIG, object: &self.tokenizer_config };
+        let mut ends = Member { file: GENERATION, object: &self.generation }.token_numbers(EOS_NUMBERS)?;
+        ends.extend(Member { file: CONFIG, object: &self.config }.token_numbers(EOS_NUMBERS)?);
         let settings = Settings {
             vocab: self.config()?.vocab,
-            bos: text("bos_token"),
-            eos: text("eos_token"),
-            adds_bos: beside["add_bos_token"].as_bool(),
-            ends: ends.into_iter().flat_map(numbers).collect(),
+            bos: of.token_text("bos_token")?,
+            eos: of.token_text("eos_token")?,
+            adds_bos: of.boolean("add_bos_token")?,
+            ends,
         };
         Tokenizer::from_json(self.files.get(TOKENIZER).map_or(&[], Vec::as_slice), &settings)
-    }
-
-    fn optional_json(&self, name: &'static str) -> Result<Value, LoadTokenizerError> {
-        match self.files.get(name) {
-            None => Ok(Value::Null),
-            Some(bytes) => {
-                Ok(serde_json::from_slice(bytes).map_err(|source| LoadTokenizerError::Beside { file: name, source })?)
-            }
-        }
     }
 
     /// The template of its own file, or that of `tokenizer_config.json`: one, or the one called `default`.
@@ -241,13 +229,13 @@ impl HuggingFace {
             let text = std::str::from_utf8(bytes).map_err(|_| not_text(TEMPLATE))?;
             return Ok(Some(text.to_owned()));
         }
-        let beside = self.optional_json(TOKENIZER_CONFIG).map_err(|_| not_text(TOKENIZER_CONFIG))?;
-        match &beside["chat_template"] {
+        match &self.tokenizer_config["chat_template"] {
             Value::Null => Ok(None),
             Value::String(text) => Ok(Some(text.clone())),
             Value::Array(list) => {
-                let default = list.iter().find(|template| template["name"] == "default");
-                Ok(default.and_then(|template| template["template"].as_str()).map(str::to_owned))
+                let Some(default) = list.iter().find(|template| template["name"] == "default") else { return Ok(None) };
+                let text = default["template"].as_str().ok_or_else(|| not_text("chat_template"))?;
+                Ok(Some(text.to_owned()))
             }
             _ => Err(not_text("chat_template")),
         }
@@ -284,6 +272,45 @@ impl HuggingFace {
             let _ = writeln!(lines, "{}  {name}", hex::encode(super::sha256(bytes, |part| self.release(part))));
         }
         Sha256::digest(lines).into()
+    }
+}
+
+/// A file's object, whose keys are named with it when something is wrong.
+struct Member<'a> {
+    file: &'static str,
+    object: &'a Value,
+}
+
+impl Member<'_> {
+    fn kind(&self, key: &str, wanted: &'static str) -> ConfigError {
+        ConfigError::KeyKind { key: format!("{}: {key}", self.file), wanted }
+    }
+
+    /// A token's number, several, or none: absent or null.
+    fn token_numbers(&self, key: &str) -> Result<Vec<u64>, ConfigError> {
+        let numbers = match &self.object[key] {
+            Value::Null => Some(Vec::new()),
+            Value::Array(list) => list.iter().map(Value::as_u64).collect(),
+            number => number.as_u64().map(|number| vec![number]),
+        };
+        numbers.ok_or_else(|| self.kind(key, "a token's number or a list of such numbers"))
+    }
+
+    /// A token's text, as it is or with its properties.
+    fn token_text(&self, key: &str) -> Result<Option<String>, ConfigError> {
+        let token = &self.object[key];
+        match token.as_str().or_else(|| token["content"].as_str()) {
+            None if !token.is_null() => Err(self.kind(key, "a token's text")),
+            text => Ok(text.map(str::to_owned)),
+        }
+    }
+
+    fn boolean(&self, key: &str) -> Result<Option<bool>, ConfigError> {
+        match &self.object[key] {
+            Value::Null => Ok(None),
+            Value::Bool(value) => Ok(Some(*value)),
+            _ => Err(self.kind(key, "true or false")),
+        }
     }
 }
 
@@ -332,7 +359,8 @@ fn gguf_name(name: &str, renames_post_norm: bool) -> Option<String> {
         _ => {}
     }
     let (layer, part) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    let layer: usize = layer.parse().ok()?;
+    // A number has one form: `00` is no layer's.
+    let layer = layer.parse::<usize>().ok().filter(|number| number.to_string() == layer)?;
     let (part, kind) = part.rsplit_once('.')?;
     let part = match part {
         "input_layernorm" => "attn_norm",

@@ -165,6 +165,9 @@ fn the_template_of_its_own_file_counts_and_of_several_the_default() {
     folder.write("chat_template.jinja", b"{% for");
     let error = folder.open().unwrap().chat_template(&InProcess).unwrap_err().to_string();
     assert!(error.contains("the chat template has a mistake"), "{error}");
+    folder.json("tokenizer_config.json", &json!({"chat_template": [{"name": "default", "template": 4}]}));
+    folder.remove("chat_template.jinja");
+    assert!(folder.open().unwrap().chat_template().unwrap_err().to_string().contains("`chat_template` is not text"));
     folder.write("chat_template.jinja", b"\xff");
     assert!(folder.open().unwrap().chat_template(&InProcess).unwrap_err().to_string().contains("is not text"));
 }
@@ -237,14 +240,75 @@ fn what_is_missing_damaged_or_too_large_is_named() {
     let folder = Folder::new();
     folder.write("model.safetensors", &weights(&TENSORS)[..1_000]);
     assert!(folder.error().contains("`model.safetensors`: it is cut short or damaged"), "{}", folder.error());
-    let folder = Folder::new();
-    folder.write("tokenizer_config.json", b"[");
-    let error = folder.open().unwrap().tokenizer().unwrap_err().to_string();
-    assert!(error.contains("`tokenizer_config.json` is not valid"), "{error}");
+    for name in ["tokenizer_config.json", "generation_config.json"] {
+        let folder = Folder::new();
+        folder.write(name, b"{");
+        assert!(folder.error().starts_with(&format!("`{name}` is not valid: EOF")), "{}", folder.error());
+        folder.write(name, b"[5]");
+        assert!(folder.error().contains("expected a map"), "{}", folder.error());
+    }
     let folder = Folder::new();
     folder.json("generation_config.json", &json!({"eos_token_id": [ROWS]}));
     let error = folder.open().unwrap().tokenizer().unwrap_err().to_string();
     assert!(error.contains("token number 700 is taken, or is not one of the 700 rows"), "{error}");
+}
+
+#[test]
+fn what_ends_an_answer_is_a_number_or_is_refused_by_name() {
+    let tokenizer = |folder: &Folder| folder.open().unwrap().tokenizer().map_err(|error| error.to_string());
+    for wrong in [json!("x"), json!(-1), json!(1.5), json!({}), json!(true), json!([1, "x"]), json!([[1]]), json!([-1])]
+    {
+        for name in ["generation_config.json", "config.json"] {
+            let folder = Folder::new();
+            let mut object: Json = serde_json::from_slice(&fs::read(folder.0.path().join(name)).unwrap()).unwrap();
+            object["eos_token_id"] = wrong.clone();
+            folder.json(name, &object);
+            let wanted = "is not a token's number or a list of such numbers";
+            let error = tokenizer(&folder).unwrap_err();
+            assert_eq!(error, format!("metadata key `{name}: eos_token_id` {wanted}"), "{wrong}");
+        }
+    }
+    let with = |settings: Json| {
+        let folder = Folder::new();
+        folder.json("tokenizer_config.json", &settings);
+        tokenizer(&folder)
+    };
+    for wrong in [json!(4), json!({}), json!({"content": 4}), json!(["<|end|>"]), json!(false)] {
+        for key in ["bos_token", "eos_token"] {
+            let error = with(json!({key: wrong})).unwrap_err();
+            assert_eq!(error, format!("metadata key `tokenizer_config.json: {key}` is not a token's text"), "{wrong}");
+        }
+    }
+    let error = with(json!({"add_bos_token": "yes"})).unwrap_err();
+    assert_eq!(error, "metadata key `tokenizer_config.json: add_bos_token` is not true or false");
+    let nothing = json!({"bos_token": null, "eos_token": null, "add_bos_token": null});
+    assert_eq!(with(nothing).unwrap().eos(), None);
+}
+
+#[test]
+fn a_token_that_ends_answers_and_has_no_text_is_named() {
+    let folder = Folder::new();
+    let path = folder.0.path().join("tokenizer.json");
+    let mut file: Json = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    file["added_tokens"] = json!([]);
+    folder.json("tokenizer.json", &file);
+    let error = folder.open().unwrap().tokenizer().unwrap_err().to_string();
+    assert_eq!(error, "token 420 is a control or added token and has no text");
+}
+
+#[test]
+fn a_head_that_the_family_ties_unless_stated_is_not_there_twice() {
+    let folder = Folder::new();
+    let path = folder.0.path().join("config.json");
+    let mut config: Json = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    config.as_object_mut().unwrap().remove("tie_word_embeddings");
+    for (family, is_tied) in [("llama", false), ("smollm3", true)] {
+        config["model_type"] = family.into();
+        folder.json("config.json", &config);
+        let checkpoint = folder.open().unwrap();
+        assert_eq!(checkpoint.config().unwrap().is_tied, is_tied);
+        assert_eq!(checkpoint.tensor("output.weight").is_none(), is_tied, "{family}");
+    }
 }
 
 #[test]
@@ -282,4 +346,16 @@ fn a_folder_is_loaded_and_inspected_as_a_file_is() {
     folder.write("model.safetensors", &weights(&extra));
     let error = crate::Model::load(folder.0.path(), 1).unwrap_err().to_string();
     assert!(error.contains("tensor `model.layers.0.mlp.router.weight` is not part of a model"), "{error}");
+    // A layer's number has one form; another one would be passed over beside it.
+    for name in [
+        "model.layers.00.mlp.up_proj.weight",
+        "model.layers.+0.mlp.up_proj.weight",
+        "blk.00.ffn_up.weight",
+        "blk.+0.ffn_up.weight",
+    ] {
+        let extra: Vec<_> = TENSORS.into_iter().chain([(name, [96, 64].as_slice())]).collect();
+        folder.write("model.safetensors", &weights(&extra));
+        let error = crate::Model::load(folder.0.path(), 1).unwrap_err().to_string();
+        assert_eq!(error, format!("tensor `{name}` is not part of a model that the engine runs"));
+    }
 }

@@ -165,6 +165,8 @@ impl Prefixed<'_> {
             match self.value(suffix) {
                 None | Some(Value::Unsigned(0) | Value::Signed(0) | Value::Bool(false)) => {}
                 Some(Value::Float(value)) if *value == 0.0 => {}
+                Some(Value::String(text)) if text.is_empty() => {}
+                Some(Value::Array(array)) if array.is_empty() => {}
                 Some(_) => return refused(feature),
             }
         }

@@ -29,6 +29,10 @@ const FEATURES: [(&str, &str); 10] = [
 const UNROTATED_PERIOD: usize = 4;
 /// Gemma 3: of so many blocks the last has no window, unless stated.
 const WINDOW_PERIOD: usize = 6;
+/// The window of Mistral, Qwen and Gemma 3, unless stated; null states that there is none.
+const WINDOW: usize = 4_096;
+const KV_HEADS: &str = "num_key_value_heads";
+const WINDOW_KEY: &str = "sliding_window";
 
 impl ModelConfig {
     /// Reads a `config.json` with `model_type` = `llama`, `mistral`, `qwen2`, `qwen3`, `smollm3` or `gemma3_text`.
@@ -60,7 +64,7 @@ impl ModelConfig {
             layers,
             width,
             heads,
-            kv_heads: of.integer_or("num_key_value_heads", heads, HEADS)?,
+            kv_heads: of.kv_heads(family, heads)?,
             head_dim,
             ff_width: of.integer("intermediate_size", FF_WIDTH)?,
             vocab: of.integer("vocab_size", VOCAB)?,
@@ -80,7 +84,7 @@ impl ModelConfig {
             has_attention_output_bias: !is_qwen2 && has_bias("attention_bias")?,
             has_ff_bias: has_bias("mlp_bias")?,
             activation: of.activation(is_gemma)?,
-            is_tied: of.boolean_or("tie_word_embeddings", !has_head)?,
+            is_tied: of.boolean_or("tie_word_embeddings", !has_head || is_gemma || family == "smollm3")?,
         }
         .checked()
     }
@@ -165,7 +169,7 @@ impl<'a> Keys<'a> {
         for (key, name) in FEATURES {
             match self.value(key) {
                 None | Some(Value::Bool(false)) => {}
-                Some(value) if value.as_f64() == Some(0.0) => {}
+                Some(value) if value.as_f64() == Some(0.0) || is_empty(value) => {}
                 Some(_) => return feature(name),
             }
         }
@@ -173,6 +177,20 @@ impl<'a> Keys<'a> {
             return feature("a rotation of a part of each head");
         }
         Ok(())
+    }
+
+    /// Absent, each family has its own number; null stands for as many as there are query heads.
+    fn kv_heads(&self, family: &str, heads: usize) -> Result<usize, ConfigError> {
+        match self.config.get(KV_HEADS) {
+            None => Ok(match family {
+                "mistral" => 8,
+                "qwen2" | "qwen3" => 32,
+                "smollm3" | "gemma3_text" => 4,
+                _ => heads,
+            }),
+            Some(Value::Null) if family != "gemma3_text" => Ok(heads),
+            Some(_) => self.integer(KV_HEADS, HEADS),
+        }
     }
 
     fn activation(&self, is_gemma: bool) -> Result<Activation, ConfigError> {
@@ -252,17 +270,9 @@ impl<'a> Keys<'a> {
     }
 
     fn blocks(&self, family: &str, layers: usize) -> Result<Vec<BlockConfig>, ConfigError> {
-        let is_used = match family {
-            "llama" => false,
-            "mistral" | "gemma3_text" => true,
-            _ => self.boolean_or("use_sliding_window", false)?,
-        };
-        let window = match self.integer_or("sliding_window", 0, 0..=*CONTEXT.end())? {
-            0 => None,
-            window => is_used.then_some(window),
-        };
-        let has_window = self.windows(family, layers)?;
+        let window = self.window(family)?;
         let rotates = self.rotating(family, layers)?;
+        let has_window = self.windows(family, &rotates)?;
         Ok(std::iter::zip(has_window, rotates)
             .map(|(has_window, rotates)| {
                 let window = window.filter(|_| has_window);
@@ -276,8 +286,25 @@ impl<'a> Keys<'a> {
             .collect())
     }
 
+    /// The window of blocks that have one.
+    fn window(&self, family: &str) -> Result<Option<usize>, ConfigError> {
+        let is_used = match family {
+            "llama" => false,
+            "mistral" | "gemma3_text" => true,
+            _ => self.boolean_or("use_sliding_window", false)?,
+        };
+        match self.config.get(WINDOW_KEY) {
+            _ if !is_used => Ok(None),
+            None => Ok((family != "smollm3").then_some(WINDOW)),
+            // Gemma's blocks with a window rotate otherwise than those without: no window is no description of them.
+            Some(Value::Null) if family != "gemma3_text" => Ok(None),
+            Some(_) => self.integer(WINDOW_KEY, CONTEXT).map(Some),
+        }
+    }
+
     /// Which blocks have the window, where there is one.
-    fn windows(&self, family: &str, layers: usize) -> Result<Vec<bool>, ConfigError> {
+    fn windows(&self, family: &str, rotates: &[bool]) -> Result<Vec<bool>, ConfigError> {
+        let layers = rotates.len();
         if let Some(list) = self.value("layer_types") {
             let types = list.as_array().filter(|list| list.len() == layers);
             let types = types.ok_or_else(|| kind("layer_types", "a type for each layer"))?;
@@ -298,6 +325,7 @@ impl<'a> Keys<'a> {
                 let first = self.integer_or("max_window_layers", 28, 0..=1 << 20)?;
                 layer.map(|layer| layer >= first).collect()
             }
+            "smollm3" => rotates.iter().map(|rotates| !rotates).collect(),
             _ => vec![true; layers],
         })
     }
@@ -325,173 +353,19 @@ impl<'a> Keys<'a> {
     }
 }
 
+/// Text, a list or an object without anything in it.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(object) => object.is_empty(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
 fn kind(key: &str, wanted: &'static str) -> ConfigError {
     ConfigError::KeyKind { key: key.to_owned(), wanted }
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn small(family: &str) -> Value {
-        json!({
-            "model_type": family, "num_hidden_layers": 8, "hidden_size": 64, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "vocab_size": 45,
-            "max_position_embeddings": 600, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": false,
-        })
-    }
-
-    fn with(family: &str, change: Value) -> Result<ModelConfig, ConfigError> {
-        let mut config = small(family);
-        for (key, value) in change.as_object().unwrap() {
-            config[key] = value.clone();
-        }
-        ModelConfig::from_hugging_face(&config, true)
-    }
-
-    fn error(family: &str, change: Value) -> String {
-        with(family, change).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn every_family_has_its_flags() {
-        for family in ["llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma3_text"] {
-            let config = with(family, json!({})).unwrap();
-            let is_gemma = family == "gemma3_text";
-            assert_eq!(config.has_qkv_bias, family == "qwen2", "{family}");
-            assert_eq!(config.has_query_key_norms, is_gemma || family == "qwen3", "{family}");
-            assert_eq!((config.has_post_norms, config.norm_offset != 0.0), (is_gemma, is_gemma), "{family}");
-            assert_eq!(config.embedding_scale, if is_gemma { 8.0 } else { 1.0 }, "{family}");
-            assert_eq!(config.attention_scale, if is_gemma { 1.0 / 16.0 } else { 0.25 }, "{family}");
-            assert_eq!(config.activation == Activation::GeluTanh, is_gemma, "{family}");
-            assert!(config.rope_pairs == RopePairs::Halves && !config.is_tied && config.rope.base == 5e5, "{family}");
-        }
-        let biased = with("llama", json!({"attention_bias": true, "mlp_bias": true})).unwrap();
-        assert!(biased.has_qkv_bias && biased.has_attention_output_bias && biased.has_ff_bias);
-    }
-
-    #[test]
-    fn a_head_is_tied_when_the_file_says_so_or_brings_none() {
-        let mut config = small("llama");
-        config["tie_word_embeddings"] = Value::Null;
-        assert!(!ModelConfig::from_hugging_face(&config, true).unwrap().is_tied);
-        assert!(ModelConfig::from_hugging_face(&config, false).unwrap().is_tied);
-        assert!(with("llama", json!({"tie_word_embeddings": true})).unwrap().is_tied);
-    }
-
-    #[test]
-    fn scalings_are_read_in_both_spellings() {
-        let linear = RopeScaling::Linear { factor: 4.0 };
-        for change in [
-            json!({"rope_scaling": {"type": "linear", "factor": 4.0}}),
-            json!({"rope_scaling": {"rope_type": "linear", "factor": 4}}),
-            json!({"rope_theta": null, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}}),
-        ] {
-            let config = with("llama", change.clone()).unwrap();
-            assert_eq!(config.rope, RopeConfig { base: 5e5, scaling: linear }, "{change}");
-        }
-        let llama3 = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
-            "original_max_position_embeddings": 256});
-        let scaling = with("llama", json!({"rope_scaling": llama3})).unwrap().rope.scaling;
-        let (factor, low_freq_factor, high_freq_factor, original_context) = (8.0, 1.0, 4.0, 256);
-        let wanted = RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context };
-        assert_eq!(scaling, wanted);
-        let yarn = with("qwen2", json!({"rope_scaling": {"type": "yarn", "factor": 4.0}})).unwrap().rope.scaling;
-        let attention_factor = RopeScaling::yarn_attention_factor(4.0);
-        let (factor, original_context, beta_fast, beta_slow) = (4.0, 600, 32.0, 1.0);
-        assert_eq!(yarn, RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor });
-        let both = json!({"full_attention": {"rope_type": "linear", "factor": 4, "rope_theta": 1e6},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}});
-        let gemma = with("gemma3_text", json!({"rope_parameters": both})).unwrap();
-        assert_eq!((gemma.rope, gemma.local_rope.base), (RopeConfig { base: 1e6, scaling: linear }, 2e4));
-    }
-
-    fn windows(config: &ModelConfig) -> Vec<u32> {
-        config.blocks.iter().map(|block| block.window.map_or(0, |window| window as u32)).collect()
-    }
-
-    #[test]
-    fn windows_and_blocks_without_rotation_are_where_each_family_has_them() {
-        let of = |family, change| with(family, change).unwrap();
-        assert_eq!(windows(&of("llama", json!({"sliding_window": 32}))), [0; 8]);
-        assert_eq!(windows(&of("mistral", json!({"sliding_window": 32}))), [32; 8]);
-        assert_eq!(windows(&of("mistral", json!({"sliding_window": null}))), [0; 8]);
-        assert_eq!(windows(&of("qwen2", json!({"sliding_window": 32}))), [0; 8]);
-        let partly = json!({"sliding_window": 32, "use_sliding_window": true, "max_window_layers": 6});
-        assert_eq!(windows(&of("qwen3", partly)), [0, 0, 0, 0, 0, 0, 32, 32]);
-        let gemma = of("gemma3_text", json!({"sliding_window": 32}));
-        assert_eq!(windows(&gemma), [32, 32, 32, 32, 32, 0, 32, 32]);
-        assert!(gemma.blocks.iter().all(|block| (block.rope == LayerRope::Local) == block.window.is_some()));
-        let types: Vec<&str> =
-            (0..8).map(|layer| if layer == 2 { "sliding_attention" } else { "full_attention" }).collect();
-        let listed = of("gemma3_text", json!({"sliding_window": 32, "layer_types": types}));
-        assert_eq!(windows(&listed), [0, 0, 32, 0, 0, 0, 0, 0]);
-        let rotates = |config: &ModelConfig| -> Vec<bool> {
-            config.blocks.iter().map(|block| block.rope == LayerRope::Global).collect()
-        };
-        assert_eq!(rotates(&of("smollm3", json!({}))), [true, true, true, false, true, true, true, false]);
-        let list = json!({"no_rope_layers": [1, 0, 1, 1, 1, 1, 1, 1]});
-        assert_eq!(rotates(&of("smollm3", list)), [true, false, true, true, true, true, true, true]);
-    }
-
-    #[test]
-    fn what_is_missing_or_out_of_range_is_named() {
-        for key in [
-            "model_type",
-            "num_hidden_layers",
-            "hidden_size",
-            "num_attention_heads",
-            "intermediate_size",
-            "vocab_size",
-            "max_position_embeddings",
-        ] {
-            assert_eq!(error("llama", json!({key: null})), format!("metadata key `{key}` is missing"));
-        }
-        for (change, wanted) in [
-            (json!({"num_hidden_layers": 0}), "`num_hidden_layers` is 0, outside 1 to 512"),
-            (json!({"hidden_size": 1 << 30}), "`hidden_size` is 1073741824, outside"),
-            (json!({"hidden_size": -1}), "`hidden_size` is not a non-negative integer"),
-            (json!({"vocab_size": "a"}), "`vocab_size` is not a non-negative integer"),
-            (json!({"rms_norm_eps": 0.5}), "`rms_norm_eps` is 0.5, outside"),
-            (json!({"rope_theta": "x"}), "`rope_theta` is not a number"),
-            (json!({"attention_bias": 1}), "`attention_bias` is not true or false"),
-            (json!({"rope_scaling": 4}), "`rope_scaling` is not an object"),
-            (json!({"rope_scaling": {"factor": 4}}), "`type` is missing"),
-            (json!({"rope_scaling": {"type": "linear"}}), "`factor` is missing"),
-            (json!({"rope_scaling": {"type": "linear", "factor": 0.5}}), "`factor` is 0.5, outside"),
-            (json!({"layer_types": ["full_attention"]}), "`layer_types` is not a type for each layer"),
-            (json!({"num_key_value_heads": 3}), "3 key/value heads do not divide 4 heads"),
-        ] {
-            assert!(error("llama", change.clone()).contains(wanted), "{}", error("llama", change));
-        }
-        for list in [json!([1]), json!([1, 1, 1, 1, 1, 1, 1, 2]), json!(4)] {
-            assert!(error("smollm3", json!({"no_rope_layers": list})).contains("is not 0 or 1 for each layer"));
-        }
-    }
-
-    #[test]
-    fn what_the_forward_pass_does_not_compute_is_refused() {
-        assert!(error("rwkv", json!({})).contains("architecture `rwkv` is not supported"));
-        assert!(error("mixtral", json!({})).contains("a mixture of experts (architecture `mixtral`)"));
-        assert!(error("gemma3", json!({})).contains("images"));
-        for (change, wanted) in [
-            (json!({"quantization_config": {"quant_method": "gptq"}}), "quantised tensors"),
-            (json!({"num_local_experts": 8}), "a mixture of experts"),
-            (json!({"attn_logit_softcapping": 50.0}), "soft-capping of attention scores"),
-            (json!({"partial_rotary_factor": 0.5}), "a rotation of a part of each head"),
-            (json!({"hidden_act": "gelu"}), "the activation `gelu`"),
-            (json!({"rope_scaling": {"type": "dynamic", "factor": 2}}), "rope scaling `dynamic`"),
-            (json!({"rope_scaling": {"type": "yarn", "factor": 2, "mscale": 1}}), "a multiplier of its logarithm"),
-            (json!({"rope_scaling": {"type": "yarn", "factor": 2, "truncate": false}}), "borders between pairs"),
-            (
-                json!({"layer_types": ["chunked_attention", "full_attention", "full_attention", "full_attention", "full_attention", "full_attention", "full_attention", "full_attention"]}),
-                "layers of type `chunked_attention`",
-            ),
-        ] {
-            assert!(error("llama", change.clone()).contains(wanted), "{}", error("llama", change));
-        }
-        assert!(with("llama", json!({"attn_logit_softcapping": null, "num_experts": 0})).is_ok());
-    }
-}
+mod tests;

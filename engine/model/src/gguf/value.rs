@@ -42,6 +42,18 @@ pub enum Array {
     String(Vec<String>),
 }
 
+impl Array {
+    pub(crate) fn is_empty(&self) -> bool {
+        match self {
+            Self::Unsigned(list) => list.is_empty(),
+            Self::Signed(list) => list.is_empty(),
+            Self::Float(list) => list.is_empty(),
+            Self::Bool(list) => list.is_empty(),
+            Self::String(list) => list.is_empty(),
+        }
+    }
+}
+
 const ARRAY: u32 = 9;
 
 impl Value {

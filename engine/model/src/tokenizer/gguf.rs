@@ -103,14 +103,18 @@ fn token_types(keys: &Keys<'_>, alphabet: Alphabet, tokens: &[String]) -> Result
     if types.len() != tokens.len() {
         return Err(LoadTokenizerError::TypeCount { types: types.len(), tokens: tokens.len() });
     }
-    let of = |(kind, text): (u64, &String)| match kind {
-        2 | 3 => TokenType::Control,
-        // Some converters call the tokens that frame a conversation ordinary additions.
-        4 if is_frame_text(text) => TokenType::Control,
-        4 => TokenType::Added,
-        5 => TokenType::Unused,
-        6 if alphabet == Alphabet::Spaces => TokenType::Byte,
-        _ => TokenType::Normal,
+    let of = |(token, (kind, text)): (usize, (u64, &String))| {
+        Ok(match kind {
+            0 | 1 => TokenType::Normal,
+            2 | 3 => TokenType::Control,
+            // Some converters call the tokens that frame a conversation ordinary additions.
+            4 if is_frame_text(text) => TokenType::Control,
+            4 => TokenType::Added,
+            5 => TokenType::Unused,
+            6 if alphabet == Alphabet::Spaces => TokenType::Byte,
+            6 => TokenType::Normal,
+            _ => return Err(LoadTokenizerError::TokenType { token, kind }),
+        })
     };
-    Ok(types.into_iter().zip(tokens).map(of).collect())
+    types.into_iter().zip(tokens).enumerate().map(of).collect()
 }

@@ -1,7 +1,11 @@
 //! The tokenizer of a `tokenizer.json`, the format of the crate `tokenizers`, as far as the Llama family uses it.
 //!
-//! BPE, of bytes (GPT-2's alphabet) or of characters with bytes for the rest. Everything that the file asks for is
-//! either done or refused: a part that is passed over would give wrong tokens silently.
+//! BPE, of bytes (GPT-2's alphabet) or of characters with bytes for the rest. Everything that the file asks for and that
+//! decides about a text's tokens is either done or refused: a part that is passed over would give wrong tokens silently.
+//! Two parts are left aside. `truncation` and `padding` are what somebody's training run was set to when the file was
+//! written; the library `transformers`, too, takes them out before it tokenizes, unless its caller asks for them, and a
+//! text that is too long is refused here rather than cut. The `decoder` puts texts together again, which is done here
+//! with the tokens' bytes.
 //! Source: the structures of the crate `tokenizers`, whose tokens are the golden ones.
 
 use std::collections::HashMap;
@@ -122,6 +126,9 @@ pub(super) fn read(bytes: &[u8], settings: &Settings) -> Result<Tokenizer, LoadT
     let tokens = numbered(&file, settings.vocab)?;
     let mut types = types(&file, alphabet, &tokens);
     let by_text = |text: &String| tokens.iter().position(|token| token.as_ref() == Some(&text.as_str()));
+    if begin.as_ref().is_some_and(|text| by_text(text).is_none()) {
+        return unsupported("a first token that is not in its vocabulary");
+    }
     let bos = begin.as_ref().or(settings.bos.as_ref()).and_then(by_text);
     let eos = settings.eos.as_ref().and_then(by_text);
     let mut ends = Vec::with_capacity(settings.ends.len() + 1);
@@ -155,7 +162,7 @@ pub(super) fn read(bytes: &[u8], settings: &Settings) -> Result<Tokenizer, LoadT
             if text.spaces_are_marked || model.byte_fallback {
                 return unsupported("bytes as characters and by number");
             }
-            let split = Split::of_rules(&cut.rules, model.ignore_merges).ok_or(LoadTokenizerError::Special)?;
+            let split = Split::of_rules(&cut.rules, model.ignore_merges).ok_or(LoadTokenizerError::Pattern)?;
             let whole_pieces = if model.ignore_merges { vocabulary.normal.clone() } else { HashMap::new() };
             Algorithm::ByteLevel { is_nfc: text.is_nfc, split, byte_tokens, merges, whole_pieces }
         }
@@ -224,13 +231,14 @@ fn types(file: &File, alphabet: Alphabet, tokens: &[Option<&str>]) -> Vec<TokenT
 }
 
 /// The parts of a component: itself, or those of a sequence of them. No file nests sequences.
-fn parts<'a>(component: Option<&'a Value>, list: &str) -> Vec<&'a Value> {
+fn parts<'a>(component: Option<&'a Value>, list: &str) -> Result<Vec<&'a Value>, LoadTokenizerError> {
     match component {
-        None => Vec::new(),
-        Some(component) if component["type"] == "Sequence" => {
-            component[list].as_array().into_iter().flatten().collect()
-        }
-        Some(component) => vec![component],
+        None => Ok(Vec::new()),
+        Some(component) if component["type"] == "Sequence" => match component[list].as_array() {
+            Some(parts) => Ok(parts.iter().collect()),
+            None => unsupported(format!("a sequence whose `{list}` are no list")),
+        },
+        Some(component) => Ok(vec![component]),
     }
 }
 
@@ -251,7 +259,7 @@ const SPACE_MARK: &str = "\u{2581}";
 impl Normalizer {
     fn of(component: Option<&Value>) -> Result<Self, LoadTokenizerError> {
         let mut text = Self { is_nfc: false, spaces_are_marked: false, prefix: Prefix::None };
-        for part in parts(component, "normalizers") {
+        for part in parts(component, "normalizers")? {
             match kind_of(part) {
                 "NFC" => text.is_nfc = true,
                 "Prepend" if part["prepend"] == SPACE_MARK => text.prefix = Prefix::Every,
@@ -279,7 +287,7 @@ struct PreTokenizer {
 impl PreTokenizer {
     fn of(component: Option<&Value>, text: &mut Normalizer) -> Result<Self, LoadTokenizerError> {
         let mut cut = Self { name: "none".to_owned(), rules: Vec::new(), is_byte_level: false };
-        let parts = parts(component, "pretokenizers");
+        let parts = parts(component, "pretokenizers")?;
         if !parts.is_empty() {
             cut.name = parts.iter().map(|part| kind_of(part)).collect::<Vec<_>>().join("+");
         }
@@ -334,7 +342,7 @@ fn metaspace(part: &Value, text: &mut Normalizer) -> Result<(), LoadTokenizerErr
 /// The text of the token that every prompt begins with, if any.
 fn post_processor(component: Option<&Value>) -> Result<Option<String>, LoadTokenizerError> {
     let mut begin = None;
-    for part in parts(component, "processors") {
+    for part in parts(component, "processors")? {
         match kind_of(part) {
             // Is about offsets.
             "ByteLevel" => {}
@@ -342,7 +350,7 @@ fn post_processor(component: Option<&Value>) -> Result<Option<String>, LoadToken
                 let single: Vec<&Value> = part["single"].as_array().into_iter().flatten().collect();
                 begin = match single.as_slice() {
                     [text] if text["Sequence"]["id"] == "A" => None,
-                    [token, text] if text["Sequence"]["id"] == "A" => {
+                    [token, text] if text["Sequence"]["id"] == "A" && token["SpecialToken"]["id"].is_string() => {
                         token["SpecialToken"]["id"].as_str().map(str::to_owned)
                     }
                     _ => return unsupported("a post-processor that adds more than one token before the text"),

@@ -42,6 +42,17 @@ fn every_variant_gives_the_tokens_that_the_crate_gives() {
     }
 }
 
+/// Of `the sea and the sun`, from `transformers`, for a file that has both; the crate `tokenizers` by itself cuts and fills.
+#[test]
+fn texts_are_neither_cut_nor_filled_up_whatever_a_training_run_was_set_to() {
+    let mut file = file("bytes.json");
+    file["truncation"] = json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
+    file["padding"] = json!({"strategy": {"Fixed": 40}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "<|begin|>"});
+    let tokens = load(&file).unwrap().encode("the sea and the sun", false).unwrap();
+    assert_eq!(tokens, [297, 70, 222, 275, 66, 301, 271, 331, 79]);
+}
+
 #[test]
 fn rows_without_a_token_are_never_found_and_stand_for_nothing() {
     let tokenizer = load(&file("bytes.json")).unwrap();
@@ -74,6 +85,26 @@ fn what_has_no_counterpart_is_refused() {
         ("normalizer", json!({"type": "Lowercase"}), "the normalizer `Lowercase`"),
         ("normalizer", json!({"type": "NFKC"}), "the normalizer `NFKC`"),
         ("normalizer", json!({"type": "Prepend", "prepend": "\u{2581}"}), "spaces are not marked"),
+        ("normalizer", json!({"type": "Sequence", "normalizers": 5}), "a sequence whose `normalizers` are no list"),
+        ("normalizer", json!({"type": "Sequence"}), "a sequence whose `normalizers` are no list"),
+        ("normalizer", json!({"type": "Sequence", "normalizers": [5]}), "the normalizer `?`"),
+        ("normalizer", json!({"type": "Sequence", "normalizers": [null]}), "the normalizer `?`"),
+        ("normalizer", json!(5), "the normalizer `?`"),
+        ("normalizer", json!([]), "the normalizer `?`"),
+        ("pre_tokenizer", json!({"type": "Sequence", "pretokenizers": {}}), "whose `pretokenizers` are no list"),
+        ("post_processor", json!({"type": "Sequence", "processors": "x"}), "whose `processors` are no list"),
+        (
+            "post_processor",
+            json!({"type": "TemplateProcessing", "single":
+                [{"SpecialToken": {"id": 4}}, {"Sequence": {"id": "A"}}]}),
+            "more than one token before the text",
+        ),
+        (
+            "post_processor",
+            json!({"type": "TemplateProcessing", "single":
+                [{"SpecialToken": {"id": "<nowhere>"}}, {"Sequence": {"id": "A"}}]}),
+            "a first token that is not in its vocabulary",
+        ),
         ("pre_tokenizer", json!({"type": "Whitespace"}), "the pre-tokenizer `Whitespace`"),
         ("pre_tokenizer", json!({"type": "ByteLevel", "add_prefix_space": true}), "the pre-tokenizer `ByteLevel` with"),
         ("pre_tokenizer", json!({"type": "Digits", "individual_digits": false}), "the pre-tokenizer `Digits` with"),

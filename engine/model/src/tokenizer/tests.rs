@@ -200,6 +200,17 @@ fn a_pre_tokenizer_can_ask_for_whole_pieces_and_for_bos() {
 }
 
 #[test]
+fn more_tokens_to_be_found_than_any_model_has_are_counted() {
+    let texts: Vec<String> = (0..8_193).map(|number| format!("<{number}>")).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let file = tiny().without("tokenizer.ggml.tokens").without("tokenizer.ggml.token_type");
+    let file = file.key("tokenizer.ggml.tokens", strings(&texts));
+    let file = file.key("tokenizer.ggml.token_type", numbers(&[4; 8_193]));
+    let file = file.without("tokenizer.ggml.merges").key("tokenizer.ggml.merges", strings(&[]));
+    assert_eq!(error(&file), "there are 8193 control and added tokens, at most 8192 are accepted");
+}
+
+#[test]
 fn mistakes_of_a_vocabulary_are_named() {
     for key in ["tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"] {
         assert_eq!(error(&tiny().without(key)), format!("metadata key `{key}` is missing"));
@@ -217,9 +228,15 @@ fn mistakes_of_a_vocabulary_are_named() {
     assert!(error(&empty.key("tokenizer.ggml.eos_token_id", number(0))).contains("a vocabulary without tokens"));
     assert!(tokens(&["a", "b", "ab", "a", "<end>", "<tool>"]).contains("token 3 has the text of an earlier token"));
     assert!(tokens(&["a", "b", "ab", " ", "<end>", "<tool>"]).contains("token 3 is not byte-level text"));
-    assert!(tokens(&["a", "b", "ab", "c", "", "<tool>"]).contains("control and added tokens"));
-    assert!(tokens(&["a", "b", "ab", "c", &"x".repeat(257), "<tool>"]).contains("control and added tokens"));
-    assert!(tokens(&["a", "b", "ab", "c", "<\u{1}>", "<tool>"]).contains("control and added tokens"));
+    assert_eq!(tokens(&["a", "b", "ab", "c", "", "<tool>"]), "token 4 is a control or added token and has no text");
+    let long = tokens(&["a", "b", "ab", "c", &"x".repeat(257), "<tool>"]);
+    assert_eq!(long, "token 4 is a control or added token of 257 bytes, at most 256 are accepted");
+    let inert = tokens(&["a", "b", "ab", "c", "<\u{1}>", "<tool>"]);
+    assert_eq!(inert, "token 4 is a control or added token with the character U+0001");
+    for kind in [7, 99, 255] {
+        let error = with("tokenizer.ggml.token_type", numbers(&[1, 1, kind, 1, 3, 4]));
+        assert_eq!(error, format!("token 2 has type {kind}, which is none"));
+    }
     for merge in ["a c", "ab", "b a", "a  b", "< end>", ""] {
         let error = with("tokenizer.ggml.merges", strings(&["a b", merge]));
         assert_eq!(error, "merge 1 does not make a token of two tokens", "{merge:?}");

@@ -9,9 +9,9 @@ use super::{LoadTokenizerError, byte_level};
 use crate::chat_template::INERT;
 
 /// Most tokens that are found by their text; Gemma 3 has 6,400.
-const SPECIAL_TOKENS_MAX: usize = 8_192;
+pub(super) const SPECIAL_TOKENS_MAX: usize = 8_192;
 /// Longest text of such a token, bytes.
-const SPECIAL_BYTES_MAX: usize = 256;
+pub(super) const SPECIAL_BYTES_MAX: usize = 256;
 /// SentencePiece's space.
 const SPACE_MARK: char = '\u{2581}';
 
@@ -115,17 +115,25 @@ impl Vocabulary {
     pub(super) fn finder(&self, wanted: impl Fn(TokenType) -> bool) -> Result<Option<Regex>, LoadTokenizerError> {
         let is_wanted = |token: u32| self.types.get(token as usize).is_some_and(|&kind| wanted(kind));
         let found = self.special.iter().filter(|(_, token)| is_wanted(**token));
-        let mut texts: Vec<&str> = found.map(|(text, _)| text.as_str()).collect();
+        let mut texts = Vec::new();
+        for (text, &token) in found {
+            let token = token as usize;
+            match text.len() {
+                0 => return Err(LoadTokenizerError::NoText { token }),
+                bytes if bytes > SPECIAL_BYTES_MAX => return Err(LoadTokenizerError::SpecialText { token, bytes }),
+                _ if text.contains(INERT) => return Err(LoadTokenizerError::SpecialCharacter { token }),
+                _ => texts.push(text.as_str()),
+            }
+        }
         if texts.is_empty() {
             return Ok(None);
         }
-        let fits = |text: &&str| (1..=SPECIAL_BYTES_MAX).contains(&text.len()) && !text.contains(INERT);
-        if texts.len() > SPECIAL_TOKENS_MAX || !texts.iter().all(fits) {
-            return Err(LoadTokenizerError::Special);
+        if texts.len() > SPECIAL_TOKENS_MAX {
+            return Err(LoadTokenizerError::SpecialCount { tokens: texts.len() });
         }
         texts.sort_unstable_by(|a, b| b.len().cmp(&a.len()).then(a.cmp(b)));
         let pattern = texts.into_iter().map(regex::escape).collect::<Vec<_>>().join("|");
-        Regex::new(&pattern).map(Some).map_err(|_| LoadTokenizerError::Special)
+        Regex::new(&pattern).map(Some).map_err(|_| LoadTokenizerError::Pattern)
     }
 }
 
@@ -135,9 +143,6 @@ pub(super) fn byte_of(text: &str) -> Option<u8> {
     let is_hex = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     if is_hex { u8::from_str_radix(digits, 16).ok() } else { None }
 }
-
-/// What is written for a limit in [`LoadTokenizerError::Special`].
-pub(super) const SPECIAL_LIMITS: (usize, usize) = (SPECIAL_TOKENS_MAX, SPECIAL_BYTES_MAX);
 
 #[cfg(test)]
 mod tests {

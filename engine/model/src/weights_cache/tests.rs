@@ -33,7 +33,7 @@ impl Rig {
 
     fn pack(&self, model: &[u8], sources: &[MatrixSource<'_>]) -> PackedWeights {
         let (folder, hint) = (self.folder(), hint(model));
-        let lookup = CacheLookup { folder: &folder, hint };
+        let lookup = CacheLookup { folder: &folder, hint, model: None };
         Packer { threads: 2, release: &|_| (), cache: Some(&lookup) }.pack(sources).unwrap()
     }
 
@@ -153,6 +153,47 @@ fn other_matrices_of_the_same_file_are_not_taken_for_these() {
     let [first, second] = rig.sources();
     let packed = rig.pack(MODEL, &[second, first]);
     assert!(matches!(packed.origin, Origin::Repacked(Some(UnusableCache::Shapes))));
+}
+
+/// The folder's own order decides what is looked at first: with many files, some bad one comes before the good one.
+#[test]
+fn a_bad_file_that_fits_the_hint_does_not_hide_a_good_one() {
+    let rig = Rig::new();
+    let path = rig.saved();
+    let good = fs::read(&path).unwrap();
+    let head = Head::decode(good.first_chunk().unwrap()).unwrap();
+    for number in 0..8u8 {
+        let head = Head { model: [number; 32], shapes: [number; 32], ..head };
+        let bytes = [&head.encode()[..], &good[HEAD_BYTES..]].concat();
+        let to = rig.folder().join(file_name(head.model));
+        fs::write(&to, bytes).unwrap();
+        fs::set_permissions(&to, PermissionsExt::from_mode(0o600)).unwrap();
+    }
+    assert!(matches!(rig.pack(MODEL, &rig.sources()).origin, Origin::Cache(model) if model == digest(MODEL)));
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(rig.refusal(), Some(UnusableCache::Shapes)));
+}
+
+#[test]
+fn a_known_model_is_looked_for_behind_others_of_its_hint() {
+    let rig = Rig::new();
+    let good = fs::read(rig.saved()).unwrap();
+    let head = Head::decode(good.first_chunk().unwrap()).unwrap();
+    for number in 0..8u8 {
+        let head = Head { model: [number; 32], ..head };
+        let to = rig.folder().join(file_name(head.model));
+        fs::write(&to, [&head.encode()[..], &good[HEAD_BYTES..]].concat()).unwrap();
+        fs::set_permissions(&to, PermissionsExt::from_mode(0o600)).unwrap();
+    }
+    let (folder, sources) = (rig.folder(), rig.sources());
+    let of = |model| {
+        let lookup = CacheLookup { folder: &folder, hint: hint(MODEL), model: Some(model) };
+        Packer { threads: 2, release: &|_| (), cache: Some(&lookup) }.pack(&sources).unwrap().origin
+    };
+    for model in [digest(MODEL), [0; 32], [5; 32]] {
+        assert!(matches!(of(model), Origin::Cache(found) if found == model));
+    }
+    assert!(matches!(of([9; 32]), Origin::Repacked(Some(UnusableCache::Model))));
 }
 
 #[test]

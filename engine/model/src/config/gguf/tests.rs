@@ -207,7 +207,10 @@ fn what_the_forward_pass_does_not_compute_is_refused() {
         for value in [number(8), float(0.5), boolean(true), scalar("yes")] {
             assert_eq!(with(&key, value), format!("the model uses {feature}, which is not supported"));
         }
-        for nothing in [number(0), float(0.0), boolean(false)] {
+        for something in [numbers(&[1]), strings(&[""])] {
+            assert_eq!(with(&key, something), format!("the model uses {feature}, which is not supported"));
+        }
+        for nothing in [number(0), float(0.0), boolean(false), scalar(""), numbers(&[]), strings(&[])] {
             assert!(config(&small().key(&key, nothing)).is_ok(), "{key}");
         }
     }
