@@ -37,7 +37,7 @@ impl EngineConfig {
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            threads: std::thread::available_parallelism().map_or(1, usize::from).min(Self::LARGEST.threads),
             pages: Self::PAGES,
             sequences_max: Self::SEQUENCES_MAX,
             queue_max: Self::QUEUE_MAX,
@@ -46,6 +46,21 @@ impl Default for EngineConfig {
             kv: KvKind::default(),
         }
     }
+}
+
+/// The largest sensible value of each setting that has one.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineBounds {
+    /// [`EngineConfig::threads`]; also of everything else that takes a number of compute threads.
+    pub threads: usize,
+    /// [`EngineConfig::pages`]: as many as positions of 32 bits number.
+    pub pages: usize,
+    /// [`EngineConfig::sequences_max`].
+    pub sequences_max: usize,
+    /// [`EngineConfig::queue_max`].
+    pub queue_max: usize,
+    /// [`EngineConfig::prefill_chunk_tokens`].
+    pub prefill_chunk_tokens: usize,
 }
 
 /// Why an engine did not start.
@@ -83,17 +98,27 @@ pub enum StartEngineError {
 }
 
 impl EngineConfig {
+    /// What an engine does not start beyond.
+    pub const LARGEST: EngineBounds = EngineBounds {
+        threads: 256,
+        pages: u32::MAX as usize / PAGE_TOKENS,
+        sequences_max: 4_096,
+        queue_max: 1 << 20,
+        prefill_chunk_tokens: 4_096,
+    };
+
     /// `context_length` is the model's.
     pub(crate) fn check(&self, context_length: usize) -> Result<(), StartEngineError> {
         if let Some(context_tokens_max) = self.context_tokens_max.filter(|tokens| *tokens > context_length) {
             return Err(StartEngineError::Context { context_tokens_max, context_length });
         }
+        let largest = Self::LARGEST;
         let bounds = [
-            ("threads", self.threads, 256),
-            ("pages", self.pages, u32::MAX as usize / PAGE_TOKENS),
-            ("sequences_max", self.sequences_max, 4096),
-            ("queue_max", self.queue_max, 1 << 20),
-            ("prefill_chunk_tokens", self.prefill_chunk_tokens, 4096),
+            ("threads", self.threads, largest.threads),
+            ("pages", self.pages, largest.pages),
+            ("sequences_max", self.sequences_max, largest.sequences_max),
+            ("queue_max", self.queue_max, largest.queue_max),
+            ("prefill_chunk_tokens", self.prefill_chunk_tokens, largest.prefill_chunk_tokens),
             ("context_tokens_max", self.context_tokens_max.unwrap_or(1), context_length),
         ];
         match bounds.into_iter().find(|(_, value, value_max)| *value == 0 || value > value_max) {

@@ -19,7 +19,7 @@ mod sequence;
 mod step;
 mod steps;
 
-pub use config::{EngineConfig, StartEngineError};
+pub use config::{EngineBounds, EngineConfig, StartEngineError};
 pub use engine::{Engine, EngineStats, SubmitError};
 pub use engine_kernels::KvKind;
 #[cfg(feature = "fault-injection")]

@@ -17,9 +17,10 @@ mod serve;
 
 pub(crate) use output::{is_reader_gone, note};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine_model::{CompileChat, LoadOptions};
+use engine_runtime::EngineConfig;
 use gateway_server::{RenderProcesses, WeightsCache};
 use output::{say, say_piece};
 use std::io::{self, IsTerminal, Write};
@@ -129,8 +130,8 @@ enum BenchCommand {
         #[arg(long)]
         model: Option<PathBuf>,
         /// Compute threads; as many as there are cores when not given
-        #[arg(long)]
-        threads: Option<usize>,
+        #[arg(long, value_parser = clap::value_parser!(u16).range(1..=EngineConfig::LARGEST.threads as i64))]
+        threads: Option<u16>,
         /// Counted repetitions of each measurement
         #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
         repetitions: u16,
@@ -208,7 +209,12 @@ pub(crate) fn run() -> Result<()> {
             let options = LoadOptions { templates: templates(1)?, ..LoadOptions::new(machine::cores()) };
             let inspection = engine_model::inspect(&file, &options)
                 .with_context(|| format!("`{}` is not a model file", file.display()))?;
-            print(&inspection, json)
+            print(&inspection, json)?;
+            // What was asked is answered above; the exit code is for scripts.
+            if inspection.refusal.is_some() {
+                bail!("the engine does not run this model");
+            }
+            Ok(())
         }
         Command::Bench(BenchCommand::Engine {
             json,
@@ -223,7 +229,7 @@ pub(crate) fn run() -> Result<()> {
         }) => {
             let options = bench::Options {
                 model: model.map_or_else(default_model, Ok)?,
-                threads: threads.unwrap_or_else(machine::cores),
+                threads: threads.map_or_else(machine::cores, usize::from).min(EngineConfig::LARGEST.threads),
                 repetitions: repetitions.into(),
                 peer_pythons: peer.map_or_else(Vec::new, |PeerName::LlamaCppPython| peer_python),
                 peer_files: peer_file,
@@ -326,6 +332,7 @@ mod tests {
             "bulkhead model fetch",
             "bulkhead model pull acme/tiny@v1 --file a.gguf --endpoint http://127.0.0.1:1",
             "bulkhead bench engine --json --model m --threads 2 --repetitions 1 --peer llama-cpp-python --peer-python p",
+            "bulkhead bench engine --threads 256",
             "bulkhead key new acme --data-dir d",
             "bulkhead doctor",
         ] {
@@ -343,6 +350,9 @@ mod tests {
             "bulkhead model inspect",
             "bulkhead model pull",
             "bulkhead bench engine --repetitions 0",
+            "bulkhead bench engine --threads 0",
+            "bulkhead bench engine --threads 257",
+            "bulkhead bench engine --threads 100000",
             "bulkhead bench engine --peer-python p",
             "bulkhead bench engine --peer other",
             "bulkhead key new --data-dir d",

@@ -279,11 +279,12 @@ impl Config {
 }
 
 fn read_engine(settings: &mut Settings<'_>, engine: &mut EngineConfig) {
-    settings.count("threads", 1..=256, &mut engine.threads);
-    settings.count("pages", 1..=1 << 28, &mut engine.pages);
-    settings.count("sequences_max", 1..=4096, &mut engine.sequences_max);
-    settings.count("queue_max", 1..=1 << 20, &mut engine.queue_max);
-    settings.count("prefill_chunk_tokens", 1..=4096, &mut engine.prefill_chunk_tokens);
+    let largest = EngineConfig::LARGEST;
+    settings.count("threads", 1..=largest.threads, &mut engine.threads);
+    settings.count("pages", 1..=largest.pages, &mut engine.pages);
+    settings.count("sequences_max", 1..=largest.sequences_max, &mut engine.sequences_max);
+    settings.count("queue_max", 1..=largest.queue_max, &mut engine.queue_max);
+    settings.count("prefill_chunk_tokens", 1..=largest.prefill_chunk_tokens, &mut engine.prefill_chunk_tokens);
     settings.set("context_tokens_max", "a whole number from 2", &mut engine.context_tokens_max, |value| {
         usize::try_from(value.as_integer()?).ok().filter(|tokens| *tokens > 1).map(Some)
     });

@@ -87,6 +87,29 @@ fn a_fresh_installation_is_told_what_is_missing() {
     assert!(said.contains("models/m.gguf") && said.contains("bulkhead model fetch"), "{said}");
 }
 
+/// Version 3, no tensors, one key: an architecture that the engine does not run.
+fn foreign_gguf() -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let head = [&b"GGUF"[..], &3u32.to_le_bytes(), &0u64.to_le_bytes(), &1u64.to_le_bytes()].concat();
+    [head, text("general.architecture"), 8u32.to_le_bytes().to_vec(), text("rwkv"), vec![0; 64]].concat()
+}
+
+#[test]
+fn inspecting_a_model_that_does_not_run_is_seen_by_a_script() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("foreign.gguf");
+    std::fs::write(&file, foreign_gguf()).unwrap();
+    for (form, wanted) in
+        [(&[][..], "runs            no: architecture `rwkv`"), (&["--json"], "\"refusal\":\"architecture")]
+    {
+        let arguments = [&["model", "inspect", file.to_str().unwrap()], form].concat();
+        let output = bulkhead(&arguments).output().unwrap();
+        let shown = String::from_utf8(output.stdout.clone()).unwrap();
+        assert!(shown.contains(wanted), "{shown}");
+        assert_eq!(ended(&output), (Some(1), "error: the engine does not run this model\n".to_owned()));
+    }
+}
+
 #[test]
 fn input_that_is_no_text_is_said_to_be_so() {
     let gateway = one_model();

@@ -65,6 +65,7 @@ pub(crate) async fn engine(options: &Options) -> Result<Report> {
     let loaded = Model::load_with(path, &load);
     let model = loaded.with_context(|| format!("the model `{}` cannot be loaded", path.display()))?.model;
     let (load_seconds, model) = (start.elapsed().as_secs_f64(), Arc::new(model));
+    check_context(model.config().context_length)?;
     let prompt = prompt(&model)?;
     let work = Work::read(path, model.config())?;
 
@@ -143,6 +144,13 @@ fn progress(steps: usize) -> ProgressBar {
         bar.set_style(style);
     }
     bar
+}
+
+/// Said before anything is measured, and not by whichever measurement comes to it first.
+fn check_context(context_length: usize) -> Result<()> {
+    let needed = scheduled::CONTEXT_TOKENS;
+    ensure!(context_length >= needed, "the model's context has {context_length} tokens, the benchmark needs {needed}");
+    Ok(())
 }
 
 /// The text's tokens, to be repeated as often as a prompt needs.
@@ -326,6 +334,15 @@ mod tests {
         let sample = Sample { bytes: 1e3, int8_operations: 1e6, f32_operations: 1e6 };
         let ceilings = vec![sample; own.len()];
         Measured { figure: Figure::Decode { batch: 1 }, own, peers: Vec::new(), settings: Vec::new(), ceilings }
+    }
+
+    #[test]
+    fn a_model_whose_context_is_too_short_is_refused_in_words() {
+        assert!(check_context(2_049).is_ok());
+        for context_length in [128, 2_048] {
+            let error = check_context(context_length).unwrap_err().to_string();
+            assert_eq!(error, format!("the model's context has {context_length} tokens, the benchmark needs 2049"));
+        }
     }
 
     #[test]

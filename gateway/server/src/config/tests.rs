@@ -45,6 +45,24 @@ fn what_is_not_said_has_a_default() {
     assert!(config.tenants.is_empty());
 }
 
+/// A number that the configuration takes and the engine refuses would be found out at the start, after the model is read.
+#[test]
+fn the_largest_numbers_are_the_engine_s() {
+    let largest = EngineConfig::LARGEST;
+    for (name, value_max) in [
+        ("threads", largest.threads),
+        ("pages", largest.pages),
+        ("sequences_max", largest.sequences_max),
+        ("queue_max", largest.queue_max),
+        ("prefill_chunk_tokens", largest.prefill_chunk_tokens),
+    ] {
+        let text = |value: usize| format!("data_dir = \"d\"\nmodel = \"m\"\n[engine]\n{name} = {value}");
+        assert!(Config::parse(&text(value_max)).is_ok(), "{name}");
+        let wanted = format!("`engine.{name}` must be a whole number from 1 to {value_max}");
+        assert_eq!(mistakes(&text(value_max + 1)), [wanted]);
+    }
+}
+
 #[test]
 fn all_mistakes_are_reported_at_once() {
     let text = "listen = 8080\ndata_dir = \"\"\nport = 1\nmetrics = \"all\"\nweights_cache = \"\"\norigin = \"two words\"\n\

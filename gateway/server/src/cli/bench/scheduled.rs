@@ -18,6 +18,8 @@ const PROMPTS: [usize; 3] = [32, 512, 2_048];
 const BATCHES: [usize; 3] = [1, 4, 16];
 /// The prompt of a decode measurement: short, so that it is about decoding.
 const DECODE_PROMPT: usize = 32;
+/// The longest prompt and a token behind it: no other measurement needs a longer context.
+pub(super) const CONTEXT_TOKENS: usize = PROMPTS[PROMPTS.len() - 1] + 1;
 /// Tokens that each sequence decodes in one repetition.
 const DECODE_TOKENS: usize = 64;
 
