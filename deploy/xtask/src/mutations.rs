@@ -3,6 +3,7 @@
 
 mod custody;
 mod exactness;
+mod files;
 mod handoff;
 mod kernels;
 mod templates;
@@ -32,8 +33,15 @@ struct Mutation {
 
 /// Every safety check of the product. A new check comes with its line here or in one of the lists beside this file.
 fn all() -> impl Iterator<Item = &'static Mutation> {
-    let others = [custody::CUSTODY, exactness::EXACTNESS, handoff::HANDOFF, kernels::KERNELS, templates::TEMPLATES];
-    MUTATIONS.iter().chain(others.into_iter().flatten())
+    const OTHERS: [&[Mutation]; 6] = [
+        custody::CUSTODY,
+        exactness::EXACTNESS,
+        files::FILES,
+        handoff::HANDOFF,
+        kernels::KERNELS,
+        templates::TEMPLATES,
+    ];
+    MUTATIONS.iter().chain(OTHERS.into_iter().flatten())
 }
 
 const MUTATIONS: &[Mutation] = &[
