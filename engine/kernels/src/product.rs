@@ -13,6 +13,7 @@ mod panel;
 mod six;
 mod swiglu;
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use crate::activations::{Activations, BLOCK};
@@ -20,9 +21,35 @@ use crate::matrix::{Layout, Matrix, TILE};
 use crate::shared_slice::SharedSlice;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 use crate::team::Team;
-use minima::{FIVE_BITS, FOUR_BITS, Five, Grouped, Nibbles};
+use minima::{FIVE_BITS, FOUR_BITS, Five, Grouped, MinimaTile, Nibbles};
 use panel::{PANEL_TOKENS, PANEL_TOKENS_MIN, Panel};
 pub use swiglu::{Activation, product_swiglu};
+
+/// Calls a function of `N` tokens for all of `tokens`, as many at a time as the family can, and keeps what it gives in the
+/// panel's sums.
+macro_rules! at_once {
+    ($simd:expr, $panel:expr, $tokens:expr, $token:ident, $sums:expr) => {{
+        let mut $token = $tokens.start;
+        at_once!(8, $simd, $panel, $tokens, $token, $sums);
+        at_once!(4, $simd, $panel, $tokens, $token, $sums);
+        at_once!(2, $simd, $panel, $tokens, $token, $sums);
+        at_once!(1, $simd, $panel, $tokens, $token, $sums);
+    }};
+    ($count:literal, $simd:expr, $panel:expr, $tokens:expr, $token:ident, $sums:expr) => {
+        while S::TOKENS_MAX >= $count && $tokens.end - $token >= $count {
+            let sums: [S::F; $count] = $sums;
+            for (to, sum) in std::iter::zip(&mut $panel.sums_mut()[$token - $tokens.start..], sums) {
+                $simd.store(sum, to);
+            }
+            $token += $count;
+        }
+    };
+}
+
+thread_local! {
+    /// Each thread's, so that nobody clears or allocates one for every piece of work.
+    static PANEL: RefCell<Panel> = const { RefCell::new(Panel::new()) };
+}
 
 /// Tokens computed at a time at most, by any family.
 const TOKENS_AT_ONCE: usize = 8;
@@ -50,7 +77,9 @@ pub fn product(team: &mut Team, matrices: &[&Matrix], input: &Activations, out: 
             let tiles = range.start.clamp(first, first + matrix.tiles()) - first
                 ..range.end.clamp(first, first + matrix.tiles()) - first;
             let column = first * TILE;
-            dispatch(family, Store { matrix, tiles, input, out: &out, column, stride });
+            PANEL.with_borrow_mut(|panel| {
+                dispatch(family, Store { panel, matrix, tiles, input, out: &out, column, stride });
+            });
             first += matrix.tiles();
         }
     });
@@ -69,11 +98,14 @@ pub fn product_add(team: &mut Team, matrix: &Matrix, input: &Activations, residu
     let family = team.family();
     let residual = SharedSlice::new(residual);
     team.split(matrix.tiles(), &|tiles| {
-        dispatch(family, Add { matrix, tiles, input, residual: &residual, stride });
+        PANEL.with_borrow_mut(|panel| {
+            dispatch(family, Add { panel, matrix, tiles, input, residual: &residual, stride })
+        });
     });
 }
 
 struct Store<'a> {
+    panel: &'a mut Panel,
     matrix: &'a Matrix,
     tiles: Range<usize>,
     input: &'a Activations,
@@ -86,7 +118,6 @@ impl Kernel for Store<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let mut panel = Panel::new();
         each_panel(
             self.matrix,
             self.input,
@@ -95,7 +126,7 @@ impl Kernel for Store<'_> {
                 for tile in self.tiles.clone() {
                     each_product(
                         simd,
-                        &mut panel,
+                        self.panel,
                         self.matrix,
                         tile,
                         self.input,
@@ -114,6 +145,7 @@ impl Kernel for Store<'_> {
 }
 
 struct Add<'a> {
+    panel: &'a mut Panel,
     matrix: &'a Matrix,
     tiles: Range<usize>,
     input: &'a Activations,
@@ -125,7 +157,6 @@ impl Kernel for Add<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let mut panel = Panel::new();
         each_panel(
             self.matrix,
             self.input,
@@ -134,7 +165,7 @@ impl Kernel for Add<'_> {
                 for tile in self.tiles.clone() {
                     each_product(
                         simd,
-                        &mut panel,
+                        self.panel,
                         self.matrix,
                         tile,
                         self.input,
@@ -181,69 +212,59 @@ fn each_product<S: Simd>(
     tokens: Range<usize>,
     mut sink: impl FnMut(usize, S::F),
 ) {
-    let (weights, blocks) = (matrix.tile(tile), matrix.width() / BLOCK);
-    #[expect(clippy::manual_map, reason = "a closure would not be inlined into the function that enables the vectors")]
-    let bias = match matrix.bias(tile) {
-        None => None,
-        Some(bias) => Some(simd.load(bias)),
-    };
-    macro_rules! give {
-        ($token:expr, $sum:expr) => {
-            match bias {
-                None => sink($token, $sum),
-                Some(bias) => sink($token, simd.add($sum, bias)),
-            }
-        };
+    simd.call(TileProduct { panel, matrix, tile, input, tokens: tokens.clone() });
+    for (token, sum) in tokens.zip(panel.sums()) {
+        sink(token, simd.load(sum));
     }
-    if tokens.len() >= PANEL_TOKENS_MIN {
-        let sums = match matrix.layout() {
-            Layout::Nibbles => Some(panel.product(simd, Nibbles::new(weights, blocks), input, tokens.clone())),
-            Layout::Five => Some(panel.product(simd, Five::new(weights, blocks), input, tokens.clone())),
+}
+
+/// One tile times each of a panel's tokens, into the panel's sums. The only place where weights are multiplied.
+struct TileProduct<'a> {
+    panel: &'a mut Panel,
+    matrix: &'a Matrix,
+    tile: usize,
+    input: &'a Activations,
+    tokens: Range<usize>,
+}
+
+impl Kernel for TileProduct<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { panel, matrix, tile, input, tokens } = self;
+        let (weights, blocks) = (matrix.tile(tile), matrix.width() / BLOCK);
+        match matrix.layout() {
+            Layout::Nibbles => minima(simd, panel, Nibbles::new(weights, blocks), input, tokens.clone()),
+            Layout::Five => minima(simd, panel, Five::new(weights, blocks), input, tokens.clone()),
             Layout::FourGrouped => {
-                Some(panel.product(simd, Grouped::<FOUR_BITS>::new(weights, blocks), input, tokens.clone()))
+                minima(simd, panel, Grouped::<FOUR_BITS>::new(weights, blocks), input, tokens.clone());
             }
             Layout::FiveGrouped => {
-                Some(panel.product(simd, Grouped::<FIVE_BITS>::new(weights, blocks), input, tokens.clone()))
+                minima(simd, panel, Grouped::<FIVE_BITS>::new(weights, blocks), input, tokens.clone());
             }
-            Layout::Bytes | Layout::F32 | Layout::F16 | Layout::BF16 | Layout::SixGrouped => None,
-        };
-        if let Some(sums) = sums {
-            for (token, sum) in tokens.zip(sums) {
-                give!(token, simd.load(sum));
+            Layout::Bytes => at_once!(simd, panel, tokens, token, bytes::bytes(simd, weights, input, token)),
+            Layout::F32 => at_once!(simd, panel, tokens, token, floats::f32(simd, weights, input, token)),
+            Layout::F16 => at_once!(simd, panel, tokens, token, floats::f16(simd, weights, input, token)),
+            Layout::BF16 => at_once!(simd, panel, tokens, token, floats::bf16(simd, weights, input, token)),
+            Layout::SixGrouped => at_once!(simd, panel, tokens, token, six::six(simd, weights, input, token)),
+        }
+        if let Some(bias) = matrix.bias(tile) {
+            let bias = simd.load(bias);
+            for sum in &mut panel.sums_mut()[..tokens.len()] {
+                simd.store(simd.add(simd.load(sum), bias), sum);
             }
-            return;
         }
     }
-    let mut token = tokens.start;
-    macro_rules! at_once {
-        ($count:literal) => {
-            while S::TOKENS_MAX >= $count && tokens.end - token >= $count {
-                let sums: [S::F; $count] = match matrix.layout() {
-                    Layout::Nibbles => minima::direct(simd, Nibbles::new(weights, blocks), input, token),
-                    Layout::Bytes => bytes::bytes(simd, weights, input, token),
-                    Layout::F32 => floats::f32(simd, weights, input, token),
-                    Layout::F16 => floats::f16(simd, weights, input, token),
-                    Layout::BF16 => floats::bf16(simd, weights, input, token),
-                    Layout::Five => minima::direct(simd, Five::new(weights, blocks), input, token),
-                    Layout::FourGrouped => {
-                        minima::direct(simd, Grouped::<FOUR_BITS>::new(weights, blocks), input, token)
-                    }
-                    Layout::FiveGrouped => {
-                        minima::direct(simd, Grouped::<FIVE_BITS>::new(weights, blocks), input, token)
-                    }
-                    Layout::SixGrouped => six::six(simd, weights, input, token),
-                };
-                for (index, sum) in sums.into_iter().enumerate() {
-                    give!(token + index, sum);
-                }
-                token += $count;
-            }
-        };
+}
+
+/// Few tokens unpack the weights where they multiply them, many do it once.
+#[inline(always)]
+fn minima<S: Simd, T: MinimaTile>(simd: S, panel: &mut Panel, tile: T, input: &Activations, tokens: Range<usize>) {
+    if tokens.len() >= PANEL_TOKENS_MIN {
+        panel.product(simd, tile, input, tokens);
+    } else {
+        at_once!(simd, panel, tokens, token, minima::direct(simd, tile, input, token));
     }
-    at_once!(8);
-    at_once!(4);
-    at_once!(2);
-    at_once!(1);
 }
 
 /// Asks for what lies [`PREFETCH_BYTES`] behind a block's share of its tile, in the next tiles more often than in this one.

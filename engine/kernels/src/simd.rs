@@ -42,6 +42,10 @@ pub(crate) trait Simd: Copy {
     /// Vectors of each of their outputs summed at a time at most: 1, 2 or 4.
     const COLUMNS_MAX: usize;
 
+    /// Runs a kernel in a function of its own that has the family's instructions enabled: for what several kernels share
+    /// and is too long to stand in each of them.
+    fn call<K: Kernel>(self, kernel: K) -> K::Output;
+
     fn splat(self, value: f32) -> Self::F;
     fn load(self, from: &[f32; LANES]) -> Self::F;
     /// Little-endian.

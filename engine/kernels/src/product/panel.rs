@@ -17,7 +17,7 @@ pub(super) const PANEL_TOKENS_MIN: usize = 16;
 /// Blocks of a segment: 10 KB of unpacked weights, and 700 bytes of activations for each token.
 const SEGMENT_BLOCKS: usize = 16;
 
-/// Memory for unpacked weights and for sums. One for each thread and run.
+/// Memory for unpacked weights and for sums.
 pub(super) struct Panel {
     blocks: [Unpacked; SEGMENT_BLOCKS],
     /// Of each token.
@@ -35,12 +35,23 @@ struct Unpacked {
 }
 
 impl Panel {
-    pub(super) fn new() -> Self {
+    pub(super) const fn new() -> Self {
         let block = Unpacked { weights: [[0; 4 * LANES]; 8], scales: [0.0; LANES], minima: [0.0; LANES] };
         Self { blocks: [block; SEGMENT_BLOCKS], sums: [[0.0; LANES]; PANEL_TOKENS] }
     }
 
-    /// A tile times each of `tokens`, at most [`PANEL_TOKENS`]; gives the sums in their order.
+    /// The sums of the last product, in the order of its tokens; others behind them.
+    #[inline(always)]
+    pub(super) fn sums(&self) -> &[[f32; LANES]; PANEL_TOKENS] {
+        &self.sums
+    }
+
+    #[inline(always)]
+    pub(super) fn sums_mut(&mut self) -> &mut [[f32; LANES]; PANEL_TOKENS] {
+        &mut self.sums
+    }
+
+    /// A tile times each of `tokens`, at most [`PANEL_TOKENS`], into the sums.
     #[inline(always)]
     pub(super) fn product<S: Simd, T: MinimaTile>(
         &mut self,
@@ -48,7 +59,7 @@ impl Panel {
         tile: T,
         input: &Activations,
         tokens: Range<usize>,
-    ) -> &[[f32; LANES]] {
+    ) {
         let Self { blocks, sums } = self;
         let sums = &mut sums[..tokens.len()];
         // As even as possible: a short one would cost as much around its edges as a long one.
@@ -79,7 +90,6 @@ impl Panel {
             at_once!(2);
             at_once!(1);
         }
-        sums
     }
 }
 

@@ -1,9 +1,10 @@
 //! The two products of a gated feed-forward part, with what follows them fused.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use super::panel::{PANEL_TOKENS, Panel};
-use super::{each_panel, each_product};
+use super::{PANEL, each_panel, each_product};
 use crate::KernelFamily;
 use crate::activations::{Activations, ActivationsWriter, BLOCK};
 use crate::matrix::{Matrix, TILE};
@@ -57,11 +58,24 @@ pub fn product_swiglu(
     let family: KernelFamily = team.family();
     let out = out.reshape(input.tokens(), gate.rows());
     team.split(gate.rows() / BLOCK, &|blocks| {
-        dispatch(family, SwiGlu { gate, up, activation, blocks, input, out: &out });
+        PANEL.with_borrow_mut(|panel| {
+            HIDDEN.with_borrow_mut(|hidden| {
+                dispatch(family, SwiGlu { panel, hidden, gate, up, activation, blocks, input, out: &out });
+            });
+        });
     });
 }
 
+/// What a panel of tokens has of one block: the gate's outputs, then the hidden values.
+type Hidden = [[[f32; TILE]; 2]; PANEL_TOKENS];
+
+thread_local! {
+    static HIDDEN: RefCell<Hidden> = const { RefCell::new([[[0.0; TILE]; 2]; PANEL_TOKENS]) };
+}
+
 struct SwiGlu<'a> {
+    panel: &'a mut Panel,
+    hidden: &'a mut Hidden,
     gate: &'a Matrix,
     up: &'a Matrix,
     activation: Activation,
@@ -74,8 +88,7 @@ impl Kernel for SwiGlu<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let mut panel = Panel::new();
-        let mut hidden = [[[0.0; TILE]; 2]; PANEL_TOKENS];
+        let hidden = self.hidden;
         each_panel(
             self.gate,
             self.input,
@@ -86,7 +99,7 @@ impl Kernel for SwiGlu<'_> {
                         let tile = 2 * block + half;
                         each_product(
                             simd,
-                            &mut panel,
+                            self.panel,
                             self.gate,
                             tile,
                             self.input,
@@ -98,7 +111,7 @@ impl Kernel for SwiGlu<'_> {
                         );
                         each_product(
                             simd,
-                            &mut panel,
+                            self.panel,
                             self.up,
                             tile,
                             self.input,

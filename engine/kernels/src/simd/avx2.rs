@@ -16,6 +16,7 @@ impl Avx2 {
 
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[inline(never)]
         #[target_feature(enable = "avx2,fma,f16c")]
         fn enabled<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
             kernel.run(simd)
@@ -102,6 +103,10 @@ impl Simd for Avx2 {
     const QUERIES_MAX: usize = 2;
     const COLUMNS_MAX: usize = 4;
 
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        self.run(kernel)
+    }
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
         // SAFETY: `self` proves the instructions; on registers only.

@@ -23,6 +23,7 @@ impl Avx512 {
 
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[inline(never)]
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
         fn enabled<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
             kernel.run(simd)
@@ -41,6 +42,10 @@ impl Simd for Avx512 {
     const QUERIES_MAX: usize = 6;
     const COLUMNS_MAX: usize = 4;
 
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        self.run(kernel)
+    }
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
         // SAFETY: `self` proves the instructions; on registers only.

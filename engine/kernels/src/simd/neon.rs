@@ -18,6 +18,7 @@ impl Neon<false> {
 
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[inline(never)]
         #[target_feature(enable = "neon")]
         fn enabled<K: Kernel>(simd: Neon<false>, kernel: K) -> K::Output {
             kernel.run(simd)
@@ -34,6 +35,7 @@ impl Neon<true> {
 
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[inline(never)]
         #[target_feature(enable = "neon,dotprod")]
         fn enabled<K: Kernel>(simd: Neon<true>, kernel: K) -> K::Output {
             kernel.run(simd)
@@ -144,6 +146,10 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     const QUERIES_MAX: usize = 2;
     const COLUMNS_MAX: usize = 2;
 
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        if DOT { Neon::<true>(()).run(kernel) } else { Neon::<false>(()).run(kernel) }
+    }
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
         // SAFETY: `self` proves the instructions; on registers only.

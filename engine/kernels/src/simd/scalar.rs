@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::{LANES, Simd};
+use super::{Kernel, LANES, Simd};
 
 /// Plain Rust.
 #[derive(Clone, Copy)]
@@ -22,6 +22,10 @@ impl Simd for Scalar {
     const QUERIES_MAX: usize = 1;
     const COLUMNS_MAX: usize = 4;
 
+    #[inline(never)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
         [value; LANES]
