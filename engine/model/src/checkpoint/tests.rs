@@ -167,7 +167,15 @@ fn the_template_of_its_own_file_counts_and_of_several_the_default() {
     assert!(error.contains("the chat template has a mistake"), "{error}");
     folder.json("tokenizer_config.json", &json!({"chat_template": [{"name": "default", "template": 4}]}));
     folder.remove("chat_template.jinja");
-    assert!(folder.open().unwrap().chat_template(&InProcess).unwrap_err().to_string().contains("`chat_template` is not text"));
+    assert!(
+        folder
+            .open()
+            .unwrap()
+            .chat_template(&InProcess)
+            .unwrap_err()
+            .to_string()
+            .contains("`chat_template` is not text")
+    );
     folder.write("chat_template.jinja", b"\xff");
     assert!(folder.open().unwrap().chat_template(&InProcess).unwrap_err().to_string().contains("is not text"));
 }
