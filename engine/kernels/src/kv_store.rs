@@ -1,6 +1,6 @@
 //! The memory of the paged K and V cache, and the tags that say whose a page is.
 //!
-//! Page-major: a page's slabs of all layers lie together, so that freeing it is one stretch to zero. A slab is
+//! Page-major: a page's slabs of all layers lie together, so that scrubbing it is one stretch. A slab is
 //!
 //! * a header with the in-band tag: it travels with the bytes, so whoever writes a slab brings the tag along;
 //! * for each kv head K as `[head_dim][16]` (the 16 tokens of a page are the lanes of a vector), then V as
@@ -8,6 +8,9 @@
 //!   as the store's [`KvKind`] says; behind `i8` ones lie 16 f32, the scale of each token.
 //!
 //! Who may hold which page is decided elsewhere; here it is only compared, at the moment of the read and the write.
+//!
+//! A page that is handed out holds poison: values that are not numbers, whatever the kind. Kernels never look beyond what a
+//! sequence has written; should one do so, its answer is not a number and is refused, instead of being plausible.
 
 mod kind;
 mod slab;
@@ -27,6 +30,8 @@ pub const PAGE_TOKENS: usize = 16;
 const HEADER_BYTES: usize = 64;
 /// A page begins at a page of the system's, so that pages not in use take no memory.
 const PAGE_ALIGNMENT: usize = 4_096;
+/// What a page is filled with before it is handed out: as bf16 and as f32 (which are also the scales of `i8`) not a number.
+const POISON: u8 = 0xff;
 
 /// A capability as it stands in a block table: which page, and the tag that the reader was given for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +109,8 @@ pub struct KvStore {
     memory: AnonymousMemory,
     /// The tag of each page; 0 while it is nobody's.
     tags: Vec<u32>,
+    /// The pages whose bytes are what [`poison`] makes of them.
+    poisoned: Vec<bool>,
     /// Pages below this have been assigned since their memory was given back.
     touched: usize,
 }
@@ -140,7 +147,16 @@ impl KvStore {
             .checked_mul(pages)
             .and_then(AnonymousMemory::new)
             .ok_or(KvStoreError::Memory { pages, page_bytes })?;
-        Ok(Self { shape, kind, layout, page_bytes, memory, tags: vec![0; pages], touched: 0 })
+        Ok(Self {
+            shape,
+            kind,
+            layout,
+            page_bytes,
+            memory,
+            tags: vec![0; pages],
+            poisoned: vec![false; pages],
+            touched: 0,
+        })
     }
 
     /// As given to [`KvStore::new`].
@@ -176,22 +192,39 @@ impl KvStore {
             return Err(KvStoreError::Assigned { page });
         }
         *held = tag;
+        // Memory that the system has just given is zeros.
+        if !std::mem::take(&mut self.poisoned[page as usize]) {
+            self.poison(page);
+        }
         self.touched = self.touched.max(page as usize + 1);
         Ok(())
     }
 
-    /// Takes a page back: its bytes are zeroed, padding included, and its tag becomes nobody's.
+    /// Takes a page back: its bytes are overwritten with poison, padding included, and its tag becomes nobody's.
     ///
     /// # Errors
     /// [`KvStoreError::PageOutside`].
     pub fn scrub(&mut self, page: u32) -> Result<(), KvStoreError> {
         let pages = self.shape.pages;
-        let tag = self.tags.get_mut(page as usize).ok_or(KvStoreError::PageOutside { page, pages })?;
-        // Zeroed first: at no moment is there a page with content and without an owner.
-        let start = page as usize * self.page_bytes;
-        self.memory.bytes_mut()[start..start + self.page_bytes].fill(0);
-        *tag = 0;
+        if page as usize >= pages {
+            return Err(KvStoreError::PageOutside { page, pages });
+        }
+        // Overwritten first: at no moment is there a page with content and without an owner.
+        self.poison(page);
+        self.poisoned[page as usize] = true;
+        self.tags[page as usize] = 0;
         Ok(())
+    }
+
+    /// Fills a page that exists with [`POISON`], padding included. Its layers are in no life: their tag is nobody's.
+    fn poison(&mut self, page: u32) {
+        let slab_bytes = self.layout.slab_bytes();
+        let start = page as usize * self.page_bytes;
+        let bytes = &mut self.memory.bytes_mut()[start..start + self.page_bytes];
+        bytes.fill(POISON);
+        for slab in bytes.chunks_exact_mut(slab_bytes).take(self.shape.layers) {
+            slab[..HEADER_BYTES].fill(0);
+        }
     }
 
     /// Gives the memory of pages that are nobody's back to the system, but for the first `keep` pages.
@@ -200,7 +233,10 @@ impl KvStore {
         while first < self.touched {
             let free = self.tags[first..self.touched].iter().take_while(|tag| **tag == 0).count();
             if free > 0 {
-                self.memory.give_back(first * self.page_bytes..(first + free) * self.page_bytes);
+                let bytes = first * self.page_bytes..(first + free) * self.page_bytes;
+                self.memory.bytes_mut()[bytes.clone()].fill(0);
+                self.memory.give_back(bytes);
+                self.poisoned[first..first + free].fill(false);
             }
             // The page after a run of free ones is somebody's.
             first += free + 1;
@@ -209,12 +245,16 @@ impl KvStore {
         self.touched = self.touched.min(assigned.max(keep));
     }
 
-    /// Whether a page is nobody's and holds nothing but zeros. Reads all its bytes: for tests. False for pages outside.
+    /// Whether a page is nobody's and holds nothing of anybody. Reads all its bytes: for tests. False for pages outside.
     #[must_use]
     pub fn is_scrubbed(&self, page: u32) -> bool {
         self.tags.get(page as usize).is_some_and(|tag| *tag == 0) && {
             let start = page as usize * self.page_bytes;
-            self.memory.bytes()[start..start + self.page_bytes].iter().all(|byte| *byte == 0)
+            let bytes = &self.memory.bytes()[start..start + self.page_bytes];
+            let wanted = if self.poisoned[page as usize] { POISON } else { 0 };
+            let slab_bytes = self.layout.slab_bytes();
+            let header = |at: usize| at < self.shape.layers * slab_bytes && at % slab_bytes < HEADER_BYTES;
+            bytes.iter().enumerate().all(|(at, byte)| *byte == if header(at) { 0 } else { wanted })
         }
     }
 
@@ -343,7 +383,9 @@ mod tests {
         // The neighbours saw nothing of it.
         for page in [1, 3] {
             let start = page * store.page_bytes();
-            assert!(store.memory.bytes()[start..start + store.page_bytes()].iter().all(|byte| *byte == 0));
+            let mut untouched = vec![POISON; store.page_bytes()];
+            untouched.chunks_exact_mut(store.layout.slab_bytes()).take(2).for_each(|slab| slab[..HEADER_BYTES].fill(0));
+            assert!(store.memory.bytes()[start..start + store.page_bytes()] == untouched);
         }
         // Padding included.
         let end = 3 * store.page_bytes();

@@ -278,6 +278,35 @@ fn a_page_that_was_freed_and_given_away_is_no_longer_read() {
 }
 
 #[test]
+fn what_was_never_written_is_no_number_and_what_was_is_not_disturbed_by_it() {
+    let table = pages(2, 0, 11);
+    let width = SHAPE.qkv_width();
+    let ids = [0; 20];
+    let (prompt, next) = (values(20 * width, 5), values(width, 6));
+    for (family, kind) in KernelFamily::ALL.into_iter().flat_map(|family| KvKind::ALL.map(|kind| (family, kind))) {
+        let Some(mut team) = Team::with_family(2, family) else { continue };
+        let mut store = store_of(kind, 2, &[&table]);
+        // In memory that is new, in a page that had another life, and in memory that the system took back in between.
+        for again in 0..3 {
+            let mut faults = PageFaults::default();
+            let span = |tokens, position| Span { tokens: &ids[..tokens], position, pages: &table, logits: false };
+            let out = run(&mut team, &mut store, &[span(20, 0)], &prompt, &mut faults);
+            assert!(out.iter().all(|value| value.is_finite()), "{family} {kind}, {again}");
+            // Positions 20 to 23 are skipped.
+            let out = run(&mut team, &mut store, &[span(1, 24)], &next, &mut faults);
+            assert!(out.iter().all(|value| value.is_nan()), "{family} {kind}, {again}");
+            assert_eq!(faults.of(0), None, "the pages are its own");
+            table.iter().for_each(|page| store.scrub(page.page).unwrap());
+            if again == 1 {
+                store.give_back(0);
+            }
+            assert!(table.iter().all(|page| store.is_scrubbed(page.page)), "{family} {kind}, {again}");
+            table.iter().for_each(|page| store.assign(*page).unwrap());
+        }
+    }
+}
+
+#[test]
 fn what_is_not_finite_stays_so_and_spreads_to_no_other_sequence() {
     let (tokens, width) = (300, SHAPE.qkv_width());
     let clean = values(2 * tokens * width, 3);

@@ -206,6 +206,8 @@ mod tests {
     fn only_its_holder_sends_takes_in_and_relabels_a_page() {
         let (from, mut to) = stores(KvKind::Bf16);
         let bytes = from.read_page(SENT).unwrap().all().to_vec();
+        let before = to.held_page(KEPT).unwrap().all().to_vec();
+        assert!(before != bytes);
         for stranger in [PageRef { tag: 8, ..KEPT }, PageRef { tag: 0, ..KEPT }, PageRef { page: 0, tag: 0 }] {
             let refused = TransferError::OtherHolder { page: stranger.page };
             assert_eq!(to.held_page(stranger).unwrap_err(), refused);
@@ -218,7 +220,7 @@ mod tests {
         assert_eq!(to.held_page(outside).unwrap_err(), refused);
         assert_eq!(to.land(outside, &bytes), Err(refused));
         assert_eq!(to.relabel(outside, 7, 11), Err(refused));
-        assert!(to.held_page(KEPT).unwrap().all().iter().all(|byte| *byte == 0), "nothing landed");
+        assert!(to.held_page(KEPT).unwrap().all() == before, "nothing landed");
     }
 
     #[test]
