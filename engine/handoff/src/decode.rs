@@ -4,10 +4,10 @@ mod input;
 
 pub use input::{DecodeConfig, DecodeInput, DecodeState};
 
-use crate::cause::Why;
+use crate::cause::{Place, Why};
 use crate::check::Check;
 use crate::content::ContentDigest;
-use crate::effect::{Dropped, Effect, Incident, PageSlot};
+use crate::effect::{Dropped, Effect, PageSlot};
 use crate::ended::{Job, Jobs, Outcome, Tombstones};
 use crate::identity::{Fingerprint, HandoffId, Incarnation, Party, Route};
 use crate::manifest::{PAGES_MAX, SealedManifest};
@@ -370,24 +370,11 @@ impl DecodeSide {
         if matches!(handoff.state, DecodeState::Aborting { .. }) || !(early || checks.on(Check::A1) || why.is_own()) {
             return out.push(Effect::Count(Dropped::Repeated));
         }
-        let evidence = why.reason() == AbortReason::Refused;
         // The prefill side waits to hear what became of its commit.
         let committed = handoff.state == DecodeState::Committed;
-        handoff.state = DecodeState::Aborting { evidence };
-        let timer = matches!(why, Why::Timer);
-        if timer && checks.on(Check::A4) {
-            handoff.jobs.begin(Job::Fence);
-        }
-        if evidence || !handoff.jobs.none() {
-            out.push(Effect::Quarantine { route, evidence });
-        }
-        if !handoff.jobs.none() {
-            out.push(Effect::Fence { route });
-        }
-        if let Why::Refused(refusal) = why {
-            let domain = handoff.order.domain;
-            out.push(Effect::Incident(Incident { route, domain, seen_by: Party::Decode, refusal }));
-        }
+        handoff.state = DecodeState::Aborting { evidence: why.leaves_evidence() };
+        let place = Place { route, domain: handoff.order.domain, side: Party::Decode };
+        why.stop_work(checks, &mut handoff.jobs, &place, out);
         let message = Message::Abort { route, reason: why.reason() };
         if why.is_own() {
             out.push(Effect::Send { to: Party::Gateway, message: message.clone() });
@@ -395,7 +382,7 @@ impl DecodeSide {
         if why.is_own() || committed {
             out.push(Effect::Send { to: Party::Prefill, message });
         }
-        self.bury_when_idle(now, id, timer && !checks.on(Check::A4), out);
+        self.bury_when_idle(now, id, why.frees_at_once(checks), out);
     }
 
     /// An aborted handoff is over when nothing works at its pages any more, and not a moment earlier.

@@ -4,10 +4,10 @@ mod input;
 
 pub use input::{PrefillConfig, PrefillEnd, PrefillInput, PrefillState, SealedPage};
 
-use crate::cause::Why;
+use crate::cause::{Place, Why};
 use crate::check::Check;
 use crate::content::ContentDigest;
-use crate::effect::{Dropped, Effect, Incident, PageSlot};
+use crate::effect::{Dropped, Effect, PageSlot};
 use crate::ended::{Job, Jobs, Outcome, Tombstones};
 use crate::identity::{HandoffId, Incarnation, Party, Route};
 use crate::manifest::{FirstStep, FirstToken, Manifest, ManifestPage, SamplerState, SealedManifest};
@@ -373,28 +373,15 @@ impl PrefillSide {
         if matches!(handoff.state, PrefillState::Aborting { .. }) || !(early || checks.on(Check::A1) || why.is_own()) {
             return out.push(Effect::Count(Dropped::Repeated));
         }
-        let evidence = why.reason() == AbortReason::Refused;
-        handoff.state = PrefillState::Aborting { evidence };
-        let timer = matches!(why, Why::Timer);
-        if timer && checks.on(Check::A4) {
-            handoff.jobs.begin(Job::Fence);
-        }
-        if evidence || !handoff.jobs.none() {
-            out.push(Effect::Quarantine { route, evidence });
-        }
-        if !handoff.jobs.none() {
-            out.push(Effect::Fence { route });
-        }
-        if let Why::Refused(refusal) = why {
-            let domain = handoff.order.domain;
-            out.push(Effect::Incident(Incident { route, domain, seen_by: Party::Prefill, refusal }));
-        }
+        handoff.state = PrefillState::Aborting { evidence: why.leaves_evidence() };
+        let place = Place { route, domain: handoff.order.domain, side: Party::Prefill };
+        why.stop_work(checks, &mut handoff.jobs, &place, out);
         if why.is_own() {
             for to in [Party::Decode, Party::Gateway] {
                 out.push(Effect::Send { to, message: Message::Abort { route, reason: why.reason() } });
             }
         }
-        self.bury_when_idle(now, id, timer && !checks.on(Check::A4), out);
+        self.bury_when_idle(now, id, why.frees_at_once(checks), out);
     }
 
     /// A handoff is over when nothing works at its pages any more, and not a moment earlier.
