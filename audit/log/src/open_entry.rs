@@ -259,6 +259,7 @@ impl OpenEntry {
             }
             Violation::PageFault { page, .. } => (IncidentClass::Tag, None, Some(*page), None, None),
             Violation::ReadSet => (IncidentClass::ReadSet, None, None, None, None),
+            Violation::Handoff => (IncidentClass::Handoff, None, None, None, None),
             Violation::StepGap { held, .. } => (IncidentClass::StepGap, Some(*held), None, None, None),
             Violation::RequestMismatch { step, .. } => (IncidentClass::RequestMismatch, Some(*step), None, None, None),
         };

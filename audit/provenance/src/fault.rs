@@ -111,10 +111,12 @@ pub enum IncidentClass {
     RequestMismatch = 5,
     /// The kernels read other pages than were written down, or the same in another order.
     ReadSet = 6,
+    /// What was handed over between the engine's groups is not what was ordered, or not what arrived.
+    Handoff = 7,
 }
 
 impl IncidentClass {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::ForeignPage,
         Self::UnlabelledPage,
         Self::Generation,
@@ -122,6 +124,7 @@ impl IncidentClass {
         Self::StepGap,
         Self::RequestMismatch,
         Self::ReadSet,
+        Self::Handoff,
     ];
 }
 

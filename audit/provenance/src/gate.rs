@@ -124,6 +124,9 @@ pub enum Violation {
     /// The read-set digest of the kernels is not that of the pages in the step's trace.
     #[error("the kernels read other pages than the trace names")]
     ReadSet,
+    /// A handoff between the engine's groups was refused before its first token.
+    #[error("the handoff of the request's pages was refused")]
+    Handoff,
 }
 
 /// Checks one request's steps in order. Closed for good after the first violation.

@@ -189,7 +189,9 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::Submit(SubmitError::Stopped) | RequestError::Step(StepError::Stopped) => {
             Refusal { retry_after_ms: Some(RETRY_AFTER_MS), ..Refusal::internal(503, "engine_stopped", message) }
         }
-        RequestError::Step(StepError::PageFault { .. } | StepError::ReadSet) => isolation(message, None),
+        RequestError::Step(StepError::PageFault { .. } | StepError::ReadSet | StepError::Handoff { .. }) => {
+            isolation(message, None)
+        }
         // The same request computes the same bits: coming back does not help.
         RequestError::Step(StepError::NotANumber) => {
             Refusal::internal(500, "output_not_a_number", message).with("x-should-retry", "false")
@@ -402,6 +404,8 @@ mod tests {
         let fault = StepError::PageFault { page: policies_domain::PageId(3), layer: 0 };
         assert_eq!(sent(fault.into()).1["error"]["code"], "isolation_fault");
         assert_eq!(sent(StepError::ReadSet.into()).1["error"]["code"], "isolation_fault");
+        let refused = StepError::Handoff { check: engine_runtime::Check::V7 };
+        assert_eq!(sent(refused.into()).1["error"]["code"], "isolation_fault");
         assert_eq!(sent(SubmitError::PermitMismatch.into()).1["error"]["code"], "isolation_fault");
     }
 }

@@ -102,6 +102,7 @@ fn violation(error: &RequestError, tokenized_for: RequestId, permit: &Permit) ->
     match *error {
         RequestError::Step(StepError::PageFault { page, layer }) => Some(Violation::PageFault { page, layer }),
         RequestError::Step(StepError::ReadSet) => Some(Violation::ReadSet),
+        RequestError::Step(StepError::Handoff { .. }) => Some(Violation::Handoff),
         RequestError::Submit(SubmitError::PermitMismatch) => {
             Some(Violation::RequestMismatch { step: 0, held: tokenized_for, wanted: permit.request() })
         }
@@ -168,6 +169,7 @@ mod tests {
     use super::*;
     use crate::respond::{Fault, refusal};
     use audit_log::{AuditConfig, AuditLog};
+    use engine_runtime::Check;
     use gateway_auth::{ApiKey, KeyRing, KeySecret, TenantKey};
     use policies_authz::{Authz, Facts};
     use policies_domain::{Credential, Digest, ModelName, PageId, TenantName};
@@ -188,10 +190,11 @@ mod tests {
         let permit = permit(folder.path());
         let audit = AuditLog::open(AuditConfig::new(folder.path().join("log"), "localhost/test")).unwrap();
         let other = RequestId::from_bytes([2; 16]);
-        let faults: [RequestError; 3] = [
+        let faults: [RequestError; 4] = [
             SubmitError::PermitMismatch.into(),
             StepError::PageFault { page: PageId(3), layer: 0 }.into(),
             StepError::ReadSet.into(),
+            StepError::Handoff { check: Check::V7 }.into(),
         ];
         for error in faults {
             assert_eq!(refusal(&error).fault, Fault::Isolation);
