@@ -185,8 +185,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "engine: what the kernels read is what was written down",
         file: "engine/runtime/src/step.rs",
-        find: "(Ok(()), None) if self.forward.read_set(span) != Some(row.read_set) => self.refuse_reads(part.index),",
-        replace: "(Ok(()), None) if self.forward.read_set(span).is_none() => self.refuse_reads(part.index),",
+        find: "(Ok(()), None) if machine.compute.read_set(span) != Some(row.read_set) => self.refuse_reads(part.index),",
+        replace: "(Ok(()), None) if machine.compute.read_set(span).is_none() => self.refuse_reads(part.index),",
         packages: &["engine-runtime"],
         tests: "test(ones_own_pages_in_the_wrong_order_are_caught_by_what_was_read)",
     },

@@ -1,6 +1,6 @@
 //! The ledger behind a lock, shared by everybody who holds pages of one store.
 
-use crate::ledger::{AllocateError, Capability, Ledger, PageCounts, RetireError, TicketError, TraceError};
+use crate::ledger::{AllocateError, Capability, Ledger, PageCounts, PageLabel, RetireError, TicketError, TraceError};
 use crate::page::{FillingPage, InboundPage, Owned};
 use crate::sync::{Arc, Mutex, MutexGuard};
 use crate::ticket::Ticket;
@@ -102,6 +102,12 @@ impl PagePool {
     /// Takes the custody events since the last call: [`Ledger::drain`].
     pub fn drain(&self, into: &mut Vec<CustodyRecord>) {
         self.lock().drain(into);
+    }
+
+    /// What the ledger says of a page: [`Ledger::label`].
+    #[must_use]
+    pub fn label(&self, page: PageId) -> Option<PageLabel> {
+        self.lock().label(page)
     }
 
     /// How many pages are in which state.

@@ -5,10 +5,12 @@
 //! waits. What gives way loses its pages and is computed again later, to the same bits; those who were spared so far come
 //! first, so that the loss is spread. Inside a tenant the oldest is admitted first.
 
+use crate::compute::Compute;
 use crate::inbox::Queue;
+use crate::machine::Machine;
 use crate::running::Running;
-use crate::step::Stepper;
-use engine_kv::{BlockTable, PAGE_TOKENS};
+use crate::step::{Role, Stepper};
+use engine_kv::{BlockTable, PAGE_TOKENS, PagePool};
 use policies_domain::Label;
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
@@ -22,23 +24,23 @@ enum Place {
 
 impl Stepper {
     /// Forgets the cancelled; scrubs and frees what they gave back.
-    pub(crate) fn forget_the_cancelled(&mut self) {
+    pub(crate) fn forget_the_cancelled(&mut self, machine: &mut Machine<impl Compute>) {
         self.running.retain(|request| !request.cancelled());
         self.preempted.retain(|request| !request.cancelled());
         // Said before the scrub, which takes some milliseconds for a long context: their work has ended now.
         self.counters.running.store(self.running.len(), Ordering::Relaxed);
-        self.reclaim();
+        machine.reclaim();
     }
 
     /// Fills the slots.
-    pub(crate) fn admit(&mut self, queue: &mut Queue) {
-        self.forget_the_cancelled();
+    pub(crate) fn admit(&mut self, machine: &mut Machine<impl Compute>, queue: &mut Queue) {
+        self.forget_the_cancelled(machine);
         queue.waiting.retain(|request| !request.cancelled());
         while let Some((place, label, pages_needed)) = self.candidate(queue) {
             // Nobody behind the candidate is admitted before it: what runs drains, so that it gets its pages in the end.
-            let Some(victims) = self.victims(label, pages_needed) else { return };
+            let Some(victims) = self.victims(&machine.pool, label, pages_needed) else { return };
             for victim in victims {
-                self.preempt(victim);
+                self.preempt(machine, victim);
             }
             let admitted = match place {
                 // `preempt` only adds at the end: the place is still right.
@@ -46,7 +48,9 @@ impl Stepper {
                 Place::Waiting(index) => queue.waiting.remove(index),
             };
             let Some(mut admitted) = admitted else { return };
-            admitted.block_table = Some(BlockTable::new(&self.pool, admitted.label));
+            if self.role == Role::Whole {
+                admitted.block_table = Some(BlockTable::new(&machine.pool, admitted.label));
+            }
             admitted.note_admission();
             self.running.push(admitted);
         }
@@ -59,16 +63,16 @@ impl Stepper {
         let waiting = queue.waiting.iter().enumerate().map(|(index, request)| (Place::Waiting(index), request));
         let slots = |label| self.running.iter().filter(|request| request.label == label).count();
         let (place, request) =
-            preempted.chain(waiting).min_by_key(|(_, request)| (slots(request.label), request.submitted))?;
+            preempted.chain(waiting).min_by_key(|(_, request)| (slots(request.label), request.arrival))?;
         Some((place, request.label, pages_to_begin(request)))
     }
 
     /// Who gives way so that a request of `label` has a place, the last in `running` first; nobody when there is one
     /// already. `None` when all who would give way are not enough: then nobody does.
-    fn victims(&self, label: Label, pages_needed: usize) -> Option<Vec<usize>> {
+    fn victims(&self, pool: &PagePool, label: Label, pages_needed: usize) -> Option<Vec<usize>> {
         let mut staying: Vec<usize> = (0..self.running.len()).collect();
         let mut victims = Vec::new();
-        while !self.has_place_for(pages_needed, &staying, &victims) {
+        while !self.has_place_for(pool, pages_needed, &staying, &victims) {
             let chosen = self.first_to_go(&staying, |slots, of_candidate| slots > of_candidate + 1, label)?;
             victims.push(staying.remove(chosen));
         }
@@ -76,9 +80,9 @@ impl Stepper {
         Some(victims)
     }
 
-    fn has_place_for(&self, pages_needed: usize, staying: &[usize], victims: &[usize]) -> bool {
-        let pages = |index: &usize| self.running[*index].block_table.as_ref().map_or(0, BlockTable::pages);
-        let free = self.pool.counts().free + victims.iter().map(pages).sum::<usize>();
+    fn has_place_for(&self, pool: &PagePool, pages_needed: usize, staying: &[usize], victims: &[usize]) -> bool {
+        let pages = |index: &usize| self.running[*index].pages();
+        let free = pool.counts().free + victims.iter().map(pages).sum::<usize>();
         // What those who stay still need for their prompts is promised to them, and one more page each.
         let promised = |index: &usize| pages_to_begin(&self.running[*index]).saturating_sub(pages(index)) + 1;
         let promised: usize = staying.iter().map(promised).sum();
@@ -100,7 +104,7 @@ impl Stepper {
         stalled.or_else(|| {
             let key = |index: &usize| {
                 let request = &self.running[*index];
-                (slots(request.label), Reverse(request.restarts), request.submitted)
+                (slots(request.label), Reverse(request.restarts), request.arrival)
             };
             let (place, index) = staying.iter().enumerate().max_by_key(|(_, index)| key(index))?;
             fair(slots(self.running[*index].label), slots(label)).then_some(place)
@@ -108,14 +112,11 @@ impl Stepper {
     }
 
     /// Takes slot and pages away. Recomputed later to the same bits: nothing that was sent changes.
-    pub(crate) fn preempt(&mut self, index: usize) {
+    pub(crate) fn preempt(&mut self, machine: &mut Machine<impl Compute>, index: usize) {
         let mut victim = self.running.remove(index);
-        victim.block_table = None;
-        victim.computed = 0;
-        victim.restarted = true;
-        victim.restarts += 1;
+        victim.begin_anew();
         self.preempted.push(victim);
-        self.reclaim();
+        machine.reclaim();
     }
 
     /// Everybody inside the engine, by tenant: what the queue's bounds count besides those who wait in it.

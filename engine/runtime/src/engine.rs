@@ -1,23 +1,22 @@
 //! The handle that the gateway holds.
 
+use crate::compute::CpuCompute;
 use crate::config::{EngineConfig, StartEngineError};
-use crate::custody::{self, Custody};
-use crate::detokenizer::Detokenizer;
 use crate::inbox::{Inbox, Refused};
+use crate::machine::{Machine, Pages};
 use crate::running::Running;
-use crate::sampling::{Sampler, Sampling, SamplingScratch};
+use crate::sampling::Sampling;
 use crate::sequence::{PromptInput, Sequence, TokenizeError};
-use crate::step::{Entries, Stepper};
-use crate::steps::{STEPS_AHEAD, Steps, Timings};
+use crate::step::{Role, Stepper};
+use crate::steps::{STEPS_AHEAD, Steps};
 use engine_kernels::{KvKind, KvShape, KvStore};
-use engine_kv::{Ledger, LedgerConfig, PAGE_TOKENS, PageCounts, PageFormat, PagePool};
-use engine_model::{Forward, Model};
+use engine_kv::{PAGE_TOKENS, PageCounts, PageFormat, PagePool};
+use engine_model::Model;
 use policies_domain::Permit;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
 use tokio::sync::mpsc;
 
 /// What a full queue tells a client to wait: about the time of one short answer.
@@ -49,6 +48,11 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
+    /// Of an engine that runs.
+    pub(crate) fn new() -> Self {
+        Self { alive: AtomicBool::new(true), ..Self::default() }
+    }
+
     pub(crate) fn computed(&self, prefill: bool, tokens: usize) {
         let counter = if prefill { &self.prefilled } else { &self.decoded };
         counter.fetch_add(tokens as u64, Ordering::Relaxed);
@@ -123,41 +127,21 @@ impl Engine {
         let store = KvStore::with_kind(shape, config.kv)?;
         let mut boot_secret = [0; 32];
         getrandom::fill(&mut boot_secret).map_err(|_| StartEngineError::Entropy)?;
-        // INVARIANT: `config.check` bounds `pages` below `u32::MAX`.
-        let pages = u32::try_from(config.pages).unwrap_or(u32::MAX);
         let fingerprint = model.fingerprint(config.kv);
-        let pool = PagePool::new(Ledger::new(LedgerConfig {
-            pages,
-            boot_secret,
-            format: page_format(config.kv),
-            compat: u16::from_le_bytes([fingerprint[0], fingerprint[1]]),
-            events_max: custody::events_max(pages),
-        }));
+        let compute = CpuCompute::new(&model, store, config.threads, config.step_tokens_max());
+        let compat = u16::from_le_bytes([fingerprint[0], fingerprint[1]]);
+        let format = page_format(config.kv);
+        let machine = Machine::new(compute, Pages { count: config.pages, first: 0, boot_secret, format, compat });
+        let pool = machine.pool.clone();
         let inbox = Arc::new(Inbox::new(config.sequences_max + config.queue_max));
-        let counters = Arc::new(Counters { alive: AtomicBool::new(true), ..Counters::default() });
+        let counters = Arc::new(Counters::new());
+        let stepper = Stepper::new(Role::Whole, inbox.clone(), counters.clone(), config);
         #[cfg(feature = "fault-injection")]
-        let planted = crate::fault::Planted::default();
-        let stepper = Stepper {
-            model: model.clone(),
-            forward: Forward::new(model.clone(), config.threads, config.step_tokens_max()),
-            store,
-            pool: pool.clone(),
-            custody: Custody::new(pages),
-            inbox: inbox.clone(),
-            counters: counters.clone(),
-            config,
-            scratch: SamplingScratch::new(),
-            entries: Entries::default(),
-            running: Vec::with_capacity(config.sequences_max),
-            preempted: Vec::new(),
-            prefill_turn: 0,
-            #[cfg(feature = "fault-injection")]
-            planted: planted.clone(),
-        };
+        let planted = stepper.planted.clone();
         let alive = Alive(counters.clone(), inbox.clone());
         let thread = std::thread::Builder::new().name("engine-step".into()).spawn(move || {
             let _alive = alive;
-            stepper.run();
+            stepper.run(machine);
         })?;
         let context_length = config.context_tokens_max.unwrap_or(model.config().context_length);
         let context_max = context_length.min(config.pages * PAGE_TOKENS);
@@ -240,38 +224,7 @@ impl Engine {
         if sequence.label != permit.label() || sequence.request != permit.request() {
             return Err(SubmitError::PermitMismatch);
         }
-        let prompt_tokens = sequence.tokens.len();
-        let tokens_max = match sampling.max_tokens {
-            None => self.0.context_max,
-            Some(max) => prompt_tokens.saturating_add(max),
-        };
-        if tokens_max > self.0.context_max || tokens_max <= prompt_tokens {
-            return Err(SubmitError::TooLong { tokens: tokens_max, tokens_max: self.0.context_max });
-        }
-        let (sender, receiver) = mpsc::channel(STEPS_AHEAD);
-        let request = Running {
-            request: sequence.request,
-            label: sequence.label,
-            prompt_tokens,
-            tokens_max,
-            computed: 0,
-            block_table: None,
-            detokenizer: Detokenizer::new(&sampling.stop),
-            sampler: Sampler::new(sampling, &sequence.tokens),
-            tokens: sequence.tokens,
-            deliveries: sender,
-            submitted: Instant::now(),
-            timings: Timings::default(),
-            next_step: 0,
-            restarts: 0,
-            restarted: false,
-        };
-        let steps = Steps::new(request.request, receiver, self.0.inbox.clone(), prompt_tokens);
-        match self.0.inbox.push(request) {
-            Ok(()) => Ok(steps),
-            Err(Refused::Full) => Err(SubmitError::Full { retry_after_ms: RETRY_AFTER_MS }),
-            Err(Refused::Stopped) => Err(SubmitError::Stopped),
-        }
+        enqueue(&self.0.inbox, self.0.context_max, sequence, sampling)
     }
 
     /// How it is doing.
@@ -309,6 +262,31 @@ impl Drop for Handle {
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Engine({:?})", self.stats())
+    }
+}
+
+/// Puts a request into the inbox of an engine whose context has `context_max` tokens.
+pub(crate) fn enqueue(
+    inbox: &Arc<Inbox>,
+    context_max: usize,
+    sequence: Sequence,
+    sampling: Sampling,
+) -> Result<Steps, SubmitError> {
+    let prompt_tokens = sequence.tokens.len();
+    let tokens_max = match sampling.max_tokens {
+        None => context_max,
+        Some(max) => prompt_tokens.saturating_add(max),
+    };
+    if tokens_max > context_max || tokens_max <= prompt_tokens {
+        return Err(SubmitError::TooLong { tokens: tokens_max, tokens_max: context_max });
+    }
+    let (sender, receiver) = mpsc::channel(STEPS_AHEAD);
+    let request = Running::new(sequence, sampling, tokens_max, sender);
+    let steps = Steps::new(request.request, receiver, inbox.clone(), prompt_tokens);
+    match inbox.push(request) {
+        Ok(()) => Ok(steps),
+        Err(Refused::Full) => Err(SubmitError::Full { retry_after_ms: RETRY_AFTER_MS }),
+        Err(Refused::Stopped) => Err(SubmitError::Stopped),
     }
 }
 

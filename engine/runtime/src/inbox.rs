@@ -12,6 +12,8 @@ pub(crate) struct Queue {
     pub(crate) waiting: VecDeque<Running>,
     /// Running and preempted requests by tenant, as of the engine's last look.
     pub(crate) inside: HashMap<Label, usize>,
+    /// Requests that were queued so far.
+    arrivals: u64,
 }
 
 /// How requests come in. Shared by the engine's handle, its thread and every [`crate::Steps`].
@@ -48,7 +50,7 @@ impl Inbox {
     }
 
     /// Queues a request, unless there is no place left or nobody will ever read it.
-    pub(crate) fn push(&self, request: Running) -> Result<(), Refused> {
+    pub(crate) fn push(&self, mut request: Running) -> Result<(), Refused> {
         let mut queue = self.lock();
         // INVARIANT: `stop` empties the queue under the same lock, so nothing is queued after it and forgotten.
         if self.is_stopped() {
@@ -61,13 +63,15 @@ impl Inbox {
                 return Err(Refused::Full);
             }
         }
+        request.arrival = queue.arrivals;
+        queue.arrivals += 1;
         queue.waiting.push_back(request);
         drop(queue);
         self.woken.notify_one();
         Ok(())
     }
 
-    fn has_place(&self, Queue { waiting, inside }: &Queue, label: Label) -> bool {
+    fn has_place(&self, Queue { waiting, inside, .. }: &Queue, label: Label) -> bool {
         let of_one = waiting.iter().filter(|request| request.label == label).count();
         let of_one = of_one + inside.get(&label).copied().unwrap_or_default();
         waiting.len() + inside.values().sum::<usize>() < self.places && of_one < self.places_of_one
@@ -114,6 +118,12 @@ impl Inbox {
             }
             queue = self.woken.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// One look at the queue, without waiting.
+    #[cfg(feature = "fault-injection")]
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&mut Queue) -> T) -> T {
+        look(&mut self.lock())
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {

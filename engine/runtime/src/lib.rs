@@ -4,24 +4,33 @@
 //! come back through one bounded channel each. Dropping [`Steps`] cancels: a running prefill stops within one layer.
 //! What this crate refuses to do: to decide whether a step's text may be sent. It reports what was read.
 #![forbid(unsafe_code)]
+#![allow(dead_code, reason = "the roles of the step loop are used by the two groups, which come next")]
 
 mod admission;
+mod compute;
 mod config;
 mod custody;
 mod detokenizer;
 mod engine;
 #[cfg(feature = "fault-injection")]
+mod executor;
+#[cfg(feature = "fault-injection")]
 mod fault;
 mod inbox;
+mod machine;
 mod running;
 mod sampling;
 mod sequence;
 mod step;
 mod steps;
 
+pub use compute::Compute;
 pub use config::{EngineBounds, EngineConfig, StartEngineError};
 pub use engine::{Engine, EngineStats, SubmitError};
+pub use engine_handoff::Check;
 pub use engine_kernels::KvKind;
+#[cfg(feature = "fault-injection")]
+pub use executor::StepExecutor;
 #[cfg(feature = "fault-injection")]
 pub use fault::Fault;
 pub use sampling::Sampling;

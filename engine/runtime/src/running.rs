@@ -1,11 +1,15 @@
 //! One request inside the engine: its tokens, its pages, its way out.
 
+use crate::compute::Compute;
 use crate::detokenizer::{Detokenized, Detokenizer};
-use crate::sampling::{Sampler, SamplingScratch};
+use crate::sampling::{Sampler, Sampling, SamplingScratch};
+use crate::sequence::Sequence;
 use crate::steps::{Delivery, STEPS_AHEAD, StepError, Timings, Usage};
-use engine_kv::BlockTable;
-use engine_model::Tokenizer;
+use engine_handoff::{FirstStep, FirstToken, Route};
+use engine_kv::{BlockTable, PAGE_TOKENS};
 use policies_domain::{Completion, FinishReason, Label, PageTrace, RequestId, Step};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 use tokio::sync::mpsc;
 
@@ -20,18 +24,45 @@ pub(crate) struct Running {
     pub(crate) tokens_max: usize,
     /// Tokens whose keys and values are in `block_table`.
     pub(crate) computed: usize,
-    /// `None` until the request is admitted, and again while it is preempted.
+    /// `None` until the request is admitted, again while it is preempted, and while its prompt is computed elsewhere.
     pub(crate) block_table: Option<BlockTable>,
+    /// The handoff that its pages come through, when they do.
+    pub(crate) route: Option<Route>,
+    /// The token that came with its pages, before it was delivered.
+    pub(crate) first: Option<u32>,
     pub(crate) sampler: Sampler,
     pub(crate) detokenizer: Detokenizer,
-    pub(crate) deliveries: mpsc::Sender<Delivery>,
+    pub(crate) outlet: Outlet,
     pub(crate) submitted: Instant,
+    /// Its number among all that were queued: the oldest has the lowest.
+    pub(crate) arrival: u64,
     pub(crate) timings: Timings,
-    pub(crate) next_step: u32,
     /// How often it was preempted.
     pub(crate) restarts: u32,
+    /// Handoffs of it that ended for no reason of its own.
+    pub(crate) handoffs_failed: u32,
     /// It was preempted, and no step has said so yet.
     pub(crate) restarted: bool,
+}
+
+/// The way to a request's reader, and what was said on it so far. Whoever computes a part of the request has a clone, and
+/// there is no moment at which two of them say something.
+#[derive(Clone)]
+pub(crate) struct Outlet {
+    deliveries: mpsc::Sender<Delivery>,
+    progress: Arc<Progress>,
+}
+
+#[derive(Default)]
+struct Progress {
+    next_step: AtomicU32,
+    prefill_us: AtomicU64,
+}
+
+impl Outlet {
+    pub(crate) fn note_prefill(&self, took_us: u64) {
+        self.progress.prefill_us.fetch_add(took_us, Ordering::Relaxed);
+    }
 }
 
 /// Whether a request goes on after a delivery.
@@ -39,22 +70,100 @@ pub(crate) struct Running {
 pub(crate) enum Next {
     GoesOn,
     Ended,
+    /// Its prompt is computed, and this was sampled; somebody else goes on with it.
+    Prefilled(FirstStep),
 }
 
 impl Running {
+    /// Of a request that was just submitted; its response is cut at `tokens_max` tokens of prompt and completion.
+    pub(crate) fn new(
+        sequence: Sequence,
+        sampling: Sampling,
+        tokens_max: usize,
+        deliveries: mpsc::Sender<Delivery>,
+    ) -> Self {
+        let Sequence { tokens, label, request } = sequence;
+        Self {
+            request,
+            label,
+            prompt_tokens: tokens.len(),
+            tokens_max,
+            computed: 0,
+            block_table: None,
+            route: None,
+            first: None,
+            detokenizer: Detokenizer::new(&sampling.stop),
+            sampler: Sampler::new(sampling, &tokens),
+            tokens,
+            outlet: Outlet { deliveries, progress: Arc::default() },
+            submitted: Instant::now(),
+            arrival: 0,
+            timings: Timings::default(),
+            restarts: 0,
+            handoffs_failed: 0,
+            restarted: false,
+        }
+    }
+
     /// The client has dropped its [`crate::Steps`].
     pub(crate) fn cancelled(&self) -> bool {
-        self.deliveries.is_closed()
+        self.outlet.deliveries.is_closed()
     }
 
     /// Its channel takes another step.
     pub(crate) fn has_room(&self) -> bool {
-        self.deliveries.capacity() > 0
+        self.outlet.deliveries.capacity() > 0
     }
 
     /// Its reader has taken all that was there and waits: going on is worth a recomputation.
     pub(crate) fn may_resume(&self) -> bool {
-        self.deliveries.capacity() == STEPS_AHEAD
+        self.outlet.deliveries.capacity() == STEPS_AHEAD
+    }
+
+    /// What a prefill group gets to know of the request: no text comes from there.
+    pub(crate) fn for_prefill(&self) -> Self {
+        Self {
+            request: self.request,
+            label: self.label,
+            tokens: self.tokens.clone(),
+            prompt_tokens: self.prompt_tokens,
+            tokens_max: self.tokens_max,
+            computed: 0,
+            block_table: None,
+            route: self.route,
+            first: None,
+            sampler: self.sampler.clone(),
+            detokenizer: Detokenizer::new(&[]),
+            outlet: self.outlet.clone(),
+            submitted: self.submitted,
+            arrival: self.arrival,
+            timings: self.timings,
+            restarts: self.restarts,
+            handoffs_failed: self.handoffs_failed,
+            restarted: self.restarted,
+        }
+    }
+
+    /// It has pages, and they are this group's.
+    pub(crate) fn is_here(&self) -> bool {
+        self.block_table.is_some()
+    }
+
+    /// Pages that it holds, or that are kept for it.
+    pub(crate) fn pages(&self) -> usize {
+        match &self.block_table {
+            Some(block_table) => block_table.pages(),
+            None if self.route.is_some() => self.tokens.len().div_ceil(PAGE_TOKENS),
+            None => 0,
+        }
+    }
+
+    /// It lets go of its pages and is computed anew from its first token.
+    pub(crate) fn begin_anew(&mut self) {
+        (self.block_table, self.route, self.first) = (None, None, None);
+        self.computed = 0;
+        self.restarted = true;
+        self.restarts += 1;
     }
 
     /// It has a slot. Only the first one ends its time in the queue.
@@ -79,7 +188,7 @@ impl Running {
         &mut self,
         trace: PageTrace,
         logits: &[f32],
-        tokenizer: &Tokenizer,
+        compute: &impl Compute,
         scratch: &mut SamplingScratch,
     ) -> Next {
         let Some(token) = self.sampler.sample(logits, scratch) else {
@@ -87,10 +196,40 @@ impl Running {
             tracing::error!(request_id = %self.request, position, "the model's output is not a number");
             return self.deliver_error(StepError::NotANumber);
         };
+        self.deliver_sampled(trace, token, compute)
+    }
+
+    /// The end of a prompt that somebody else goes on with: samples the first token and keeps it secret.
+    pub(crate) fn deliver_prefilled(
+        &mut self,
+        trace: PageTrace,
+        logits: &[f32],
+        scratch: &mut SamplingScratch,
+    ) -> Next {
+        let Some(token) = self.sampler.sample(logits, scratch) else {
+            tracing::error!(request_id = %self.request, "the model's output is not a number");
+            return self.deliver_error(StepError::NotANumber);
+        };
+        let log_prob_bits = log_prob(logits, token).to_bits();
+        let sampler = self.sampler.state();
+        let first = FirstStep { token: FirstToken::new(token), log_prob_bits, sampler, grammar: [0; 32] };
+        match self.deliver_read(trace) {
+            Next::GoesOn => Next::Prefilled(first),
+            ended => ended,
+        }
+    }
+
+    /// The token that came with the pages. They are the request's now, which no step has said so far.
+    pub(crate) fn deliver_first(&mut self, trace: PageTrace, token: u32, compute: &impl Compute) -> Next {
+        self.sampler.skip(token);
+        self.restarted = true;
+        self.deliver_sampled(trace, token, compute)
+    }
+
+    fn deliver_sampled(&mut self, trace: PageTrace, token: u32, compute: &impl Compute) -> Next {
         self.tokens.push(token);
-        let ends = tokenizer.is_end(token);
-        let bytes = if tokenizer.is_control(token) { None } else { tokenizer.token_bytes(token) };
-        let Detokenized { mut text, stopped } = self.detokenizer.push(bytes.unwrap_or_default());
+        let ends = compute.is_end(token);
+        let Detokenized { mut text, stopped } = self.detokenizer.push(compute.text(token).unwrap_or_default());
         let finish = if ends || stopped {
             Some(FinishReason::Stop)
         } else if self.tokens.len() >= self.tokens_max {
@@ -107,22 +246,31 @@ impl Running {
     /// The request ends without its answer.
     pub(crate) fn deliver_error(&self, error: StepError) -> Next {
         // INVARIANT: `has_room` was asked before the step, and only this thread sends; a closed channel is a cancel.
-        let _closed = self.deliveries.try_send(self.delivery(Err(error)));
+        let _closed = self.outlet.deliveries.try_send(self.delivery(Err(error)));
         Next::Ended
     }
 
     fn deliver_step(&mut self, trace: PageTrace, tokens: u32, text: String, finish: Option<FinishReason>) -> Next {
         let text = Completion::new(text);
         let restarted = std::mem::take(&mut self.restarted);
-        let step = Step { request: self.request, index: self.next_step, trace, restarted, tokens, text, finish };
-        self.next_step += 1;
-        let sent = self.deliveries.try_send(self.delivery(Ok(step)));
+        let index = self.outlet.progress.next_step.fetch_add(1, Ordering::Relaxed);
+        let step = Step { request: self.request, index, trace, restarted, tokens, text, finish };
+        let sent = self.outlet.deliveries.try_send(self.delivery(Ok(step)));
         if sent.is_err() || finish.is_some() { Next::Ended } else { Next::GoesOn }
     }
 
     fn delivery(&self, result: Result<Step, StepError>) -> Delivery {
         let completion_tokens = self.tokens.len() - self.prompt_tokens;
         let usage = Usage { prompt_tokens: self.prompt_tokens, completion_tokens };
-        Delivery { result, usage, timings: self.timings }
+        let prefill_us = self.outlet.progress.prefill_us.load(Ordering::Relaxed);
+        Delivery { result, usage, timings: Timings { prefill_us, ..self.timings } }
     }
+}
+
+/// Of a token that was sampled, before penalties and temperature. For who examines a manifest; nothing depends on it.
+fn log_prob(logits: &[f32], token: u32) -> f32 {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - largest).exp()).sum();
+    let logit = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+    (f64::from(logit - largest) - sum.ln()) as f32
 }

@@ -1,5 +1,6 @@
 //! From logits to one token.
 
+use engine_handoff::SamplerState;
 use engine_kernels::{KernelFamily, logits};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -60,11 +61,14 @@ impl fmt::Debug for Sampling {
 
 /// Chooses the tokens of one sequence. Draws one number for each token, so that its state is a function of the seed
 /// and the number of tokens alone.
+#[derive(Clone)]
 pub(crate) struct Sampler {
     sampling: Sampling,
     generator: ChaCha8Rng,
     prompt: HashSet<u32>,
     completion: HashMap<u32, u32>,
+    /// Numbers drawn.
+    steps: u64,
 }
 
 /// A candidate: its weight (not normalised) and its token.
@@ -93,14 +97,14 @@ impl Sampler {
         let repeats = sampling.repetition_penalty != 1.0;
         let prompt = if repeats { prompt.iter().copied().collect() } else { HashSet::new() };
         let generator = ChaCha8Rng::seed_from_u64(sampling.seed);
-        Self { sampling, generator, prompt, completion: HashMap::new() }
+        Self { sampling, generator, prompt, completion: HashMap::new(), steps: 0 }
     }
 
     /// `logits` [vocab]. `None` when one of them is not finite: the model computed nonsense, and the token that stands out
     /// of it would look like any other.
     pub(crate) fn sample(&mut self, logits: &[f32], scratch: &mut SamplingScratch) -> Option<u32> {
         let mut best = logits::largest(scratch.family, logits)?;
-        let draw = self.generator.next_u64();
+        let draw = self.draw_number();
         let adjusted = self.penalise(logits);
         if let Some(adjusted) = &adjusted {
             best = logits::largest(scratch.family, adjusted)?;
@@ -110,10 +114,49 @@ impl Sampler {
             0.0 => u32::try_from(best.0).ok()?,
             _ => self.draw(logits, best.1, draw, scratch)?,
         };
+        self.note(token);
+        Some(token)
+    }
+
+    /// Where it stands.
+    pub(crate) fn state(&self) -> SamplerState {
+        SamplerState { seed: self.sampling.seed, step: self.steps }
+    }
+
+    /// Where it stands after its next token.
+    pub(crate) fn state_after_one(&self) -> SamplerState {
+        SamplerState { seed: self.sampling.seed, step: self.steps + 1 }
+    }
+
+    /// Goes on as if it had sampled this token: a sampler in the same state did.
+    pub(crate) fn skip(&mut self, token: u32) {
+        self.draw_number();
+        self.note(token);
+    }
+
+    /// What decides the tokens besides the prompt, in one encoding.
+    pub(crate) fn facts(&self) -> Vec<u8> {
+        let Sampling { temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, .. } =
+            self.sampling;
+        let mut facts = Vec::with_capacity(48);
+        facts.extend(self.sampling.seed.to_le_bytes());
+        facts.extend(self.steps.to_le_bytes());
+        facts.extend((self.sampling.top_k as u64).to_le_bytes());
+        for number in [temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty] {
+            facts.extend(number.to_bits().to_le_bytes());
+        }
+        facts
+    }
+
+    fn draw_number(&mut self) -> u64 {
+        self.steps += 1;
+        self.generator.next_u64()
+    }
+
+    fn note(&mut self, token: u32) {
         if self.penalises() {
             *self.completion.entry(token).or_default() += 1;
         }
-        Some(token)
     }
 
     fn penalises(&self) -> bool {

@@ -1,20 +1,25 @@
-//! The step loop: admit, prefill one chunk, decode one token of everybody; on the one thread that owns the KV store.
+//! The step loop: admit, prefill one chunk, decode one token of everybody; on the one thread that owns the machine.
 //!
 //! Prefill and decode are separate forward passes with separate timings. What a request computes never depends on who
 //! shares a step with it: the kernels promise the same bits for any batch, so preemption can recompute.
 
+use crate::compute::Compute;
 use crate::config::EngineConfig;
-use crate::custody::{self, Custody};
+use crate::custody;
 use crate::engine::Counters;
 #[cfg(feature = "fault-injection")]
 use crate::fault::{Fault, Planted};
-use crate::inbox::Inbox;
+use crate::inbox::{Inbox, Queue};
+#[cfg(feature = "fault-injection")]
+use crate::machine::Entries;
+use crate::machine::{Machine, page_ref};
 use crate::running::{Next, Running};
 use crate::sampling::SamplingScratch;
 use crate::steps::StepError;
-use engine_kernels::{KvStore, PageFault, PageRef};
-use engine_kv::{AllocateError, Capability, HeldPage, PagePool};
-use engine_model::{Forward, ForwardError, Model, Span};
+use engine_handoff::FirstStep;
+use engine_kernels::{PageFault, PageRef, Span};
+use engine_kv::AllocateError;
+use engine_model::ForwardError;
 use policies_domain::{PageId, PageTrace, QuarantineReason};
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::Arc;
@@ -28,14 +33,21 @@ const CHUNK_DEPTH: usize = 1024;
 /// Tokens that the widest matrix kernel takes at once; chunks are multiples of it.
 const CHUNK_STEP: usize = 8;
 
-/// Everything that the engine's thread owns.
+/// What a step loop does of a request's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// All of it.
+    Whole,
+    /// Prompts, which are handed over then.
+    Prefill,
+    /// What comes after a prompt that was handed over.
+    Decode,
+}
+
+/// The requests of one group, and whose turn it is. Has no thread and needs no time to pass: a test makes its steps one by
+/// one. What it works on is a [`Machine`], which two groups may share.
 pub(crate) struct Stepper {
-    pub(crate) model: Arc<Model>,
-    pub(crate) forward: Forward,
-    pub(crate) store: KvStore,
-    pub(crate) pool: PagePool,
-    /// What the log of the pool says, apart from the block tables.
-    pub(crate) custody: Custody,
+    pub(crate) role: Role,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) config: EngineConfig,
@@ -43,12 +55,22 @@ pub(crate) struct Stepper {
     pub(crate) running: Vec<Running>,
     /// Requests that lost slot and pages to others. The inbox bounds them together with all others.
     pub(crate) preempted: Vec<Running>,
-    pub(crate) scratch: SamplingScratch,
-    pub(crate) entries: Entries,
+    /// Requests that a prefill group is done with.
+    pub(crate) left: Vec<Left>,
+    /// Pages that are needed come back when a handoff has ended.
+    pub(crate) pages_awaited: bool,
+    scratch: SamplingScratch,
     /// Round robin over prefills.
-    pub(crate) prefill_turn: usize,
+    prefill_turn: usize,
     #[cfg(feature = "fault-injection")]
     pub(crate) planted: Planted,
+}
+
+/// A request that a prefill group computed, or could not.
+pub(crate) struct Left {
+    pub(crate) request: Running,
+    /// `None`: it failed, and its client was told why.
+    pub(crate) first: Option<FirstStep>,
 }
 
 /// The two stages of a request. They never share a forward pass.
@@ -73,84 +95,103 @@ struct Row {
     read_set: u64,
 }
 
-/// Memory for [`Stepper::resolve`], reused from row to row: the block table that is traced, and what the log says.
-#[derive(Default)]
-pub(crate) struct Entries {
-    capabilities: Vec<Capability>,
-    held: Vec<HeldPage>,
-    /// `held` as the rule of read sets takes it.
-    refs: Vec<PageRef>,
-}
-
-impl Entries {
-    fn clear(&mut self) {
-        self.capabilities.clear();
-        self.held.clear();
-        self.refs.clear();
-    }
-}
-
 impl Stepper {
-    /// Runs until the engine's handle is gone.
-    pub(crate) fn run(mut self) {
-        self.forward.tie_caller();
-        while self.gather() {
-            self.prefill_one_chunk();
-            self.decode_once();
+    /// With nothing to do yet.
+    pub(crate) fn new(role: Role, inbox: Arc<Inbox>, counters: Arc<Counters>, config: EngineConfig) -> Self {
+        Self {
+            role,
+            inbox,
+            counters,
+            config,
+            running: Vec::with_capacity(config.sequences_max),
+            preempted: Vec::new(),
+            left: Vec::new(),
+            pages_awaited: false,
+            scratch: SamplingScratch::new(),
+            prefill_turn: 0,
+            #[cfg(feature = "fault-injection")]
+            planted: Planted::default(),
         }
+    }
+
+    /// Runs until the engine's handle is gone.
+    pub(crate) fn run(mut self, mut machine: Machine<impl Compute>) {
+        machine.compute.tie_caller();
+        while self.gather(&mut machine) {
+            self.step(&mut machine);
+        }
+        self.end();
+    }
+
+    /// Tells everybody that nothing follows.
+    pub(crate) fn end(&mut self) {
         for request in self.running.drain(..).chain(self.preempted.drain(..)) {
             request.deliver_error(StepError::Stopped);
         }
     }
 
     /// Admits whoever may have a slot; sleeps when nobody can go on. `false`: the engine is stopped.
-    fn gather(&mut self) -> bool {
+    fn gather(&mut self, machine: &mut Machine<impl Compute>) -> bool {
         // Scrubbing takes a while: as much of it as possible happens before the queue is locked.
-        self.forget_the_cancelled();
+        self.forget_the_cancelled(machine);
         let inbox = self.inbox.clone();
-        inbox.wait_until(|queue| {
-            self.admit(queue);
-            self.count_inside(queue);
-            self.counters.running.store(self.running.len(), Ordering::Relaxed);
-            if self.running.is_empty() {
-                self.store.give_back(PAGES_KEPT);
-            }
-            self.running.iter().any(Running::has_room)
-        })
+        inbox.wait_until(|queue| self.look(machine, queue))
+    }
+
+    /// Admits whoever may have a slot. `false`: nobody can go on.
+    pub(crate) fn look(&mut self, machine: &mut Machine<impl Compute>, queue: &mut Queue) -> bool {
+        self.admit(machine, queue);
+        self.count_inside(queue);
+        self.counters.running.store(self.running.len(), Ordering::Relaxed);
+        if self.running.is_empty() {
+            machine.compute.give_back(PAGES_KEPT);
+        }
+        self.running.iter().any(|request| request.has_room() && (self.role == Role::Whole || request.is_here()))
+    }
+
+    /// One chunk of somebody's prompt, one token of everybody else.
+    pub(crate) fn step(&mut self, machine: &mut Machine<impl Compute>) {
+        self.prefill_one_chunk(machine);
+        self.decode_once(machine);
     }
 
     /// The next chunk of one prompt.
-    fn prefill_one_chunk(&mut self) {
+    pub(crate) fn prefill_one_chunk(&mut self, machine: &mut Machine<impl Compute>) {
         let turns = self.running.len();
         let candidate = (0..turns)
             .map(|offset| (self.prefill_turn + offset) % turns)
-            .find(|index| !self.running[*index].decodes() && self.running[*index].has_room());
+            .find(|index| self.prefills(&self.running[*index]) && self.running[*index].has_room());
         let Some(index) = candidate else { return };
         let first = self.running[index].computed;
         let end = self.running[index].tokens.len().min(first + self.chunk_tokens(first));
-        let Some(index) = self.make_room(index, end) else { return };
+        let Some(index) = self.make_room(machine, index, end) else { return };
         self.prefill_turn = index + 1;
-        self.compute(Stage::Prefill, &[Part { index, first, end }]);
+        self.pass(machine, Stage::Prefill, &[Part { index, first, end }]);
+    }
+
+    /// A prefill group computes all that it is given, what was sampled before a preemption included.
+    fn prefills(&self, request: &Running) -> bool {
+        self.role == Role::Prefill || !request.decodes()
     }
 
     /// One token for every request that decodes.
-    fn decode_once(&mut self) {
-        let Some(group) = self.decode_group() else { return };
+    pub(crate) fn decode_once(&mut self, machine: &mut Machine<impl Compute>) {
+        let Some(group) = self.decode_group(machine) else { return };
         let part = |index: usize| {
             let request = &self.running[index];
             Part { index, first: request.computed, end: request.tokens.len() }
         };
         let group: Vec<Part> = group.into_iter().map(part).collect();
-        self.compute(Stage::Decode, &group);
+        self.pass(machine, Stage::Decode, &group);
     }
 
     /// One forward pass, and what follows from it for each request of the group (in the order of `running`).
-    fn compute(&mut self, stage: Stage, group: &[Part]) {
+    fn pass(&mut self, machine: &mut Machine<impl Compute>, stage: Stage, group: &[Part]) {
         let started = Instant::now();
-        self.custody.follow(&self.pool);
+        machine.follow();
         let mut rows = Vec::with_capacity(group.len());
         for part in group {
-            match self.resolve(part) {
+            match self.resolve(machine, part) {
                 Ok(row) => rows.push(row),
                 // The others have their step with the next turn.
                 Err(error) => return self.fail(part.index, error),
@@ -165,10 +206,10 @@ impl Stepper {
         }
         // A client that left ends the pass if nobody else is in it; `gather` drops its request, and its pages with it.
         let stop = || inbox.is_stopped() || group.iter().all(|part| running[part.index].cancelled());
-        let step = self.pool.issue_step();
-        let computed = self.forward.run(&mut self.store, &spans, &stop);
+        let step = machine.pool.issue_step();
+        let computed = machine.compute.run(&spans, &stop);
         // No thread of the pass touches a page any more, however it ended.
-        assert!(self.pool.retire_step(step).is_ok(), "one step at a time");
+        assert!(machine.pool.retire_step(step).is_ok(), "one step at a time");
         if matches!(computed, Err(ForwardError::Stopped)) {
             return;
         }
@@ -176,28 +217,45 @@ impl Stepper {
         let took_us = micros(started.elapsed());
         let mut ended = Vec::new();
         for (span, (part, row)) in group.iter().zip(rows).enumerate() {
-            let next = match (&computed, self.forward.fault(span)) {
-                (Ok(()), None) if self.forward.read_set(span) != Some(row.read_set) => self.refuse_reads(part.index),
-                (Ok(()), None) => self.conclude(stage, part, row.trace, span, took_us),
-                (Ok(()), Some(fault)) => self.quarantine(part.index, fault),
+            let next = match (&computed, machine.compute.fault(span)) {
+                (Ok(()), None) if machine.compute.read_set(span) != Some(row.read_set) => self.refuse_reads(part.index),
+                (Ok(()), None) => self.conclude(machine, stage, part, row.trace, span, took_us),
+                (Ok(()), Some(fault)) => self.quarantine(machine, part.index, fault),
                 (Err(_), _) => self.running[part.index].deliver_error(StepError::Internal),
             };
-            if next == Next::Ended {
-                ended.push(part.index);
+            match next {
+                Next::GoesOn => (),
+                Next::Ended => ended.push((part.index, None)),
+                Next::Prefilled(first) => ended.push((part.index, Some(first))),
             }
         }
-        for index in ended.into_iter().rev() {
-            self.running.remove(index);
+        for (index, first) in ended.into_iter().rev() {
+            self.leave(index, first);
+        }
+    }
+
+    fn leave(&mut self, index: usize, first: Option<FirstStep>) {
+        let request = self.running.remove(index);
+        if self.role == Role::Prefill {
+            self.left.push(Left { request, first });
         }
     }
 
     /// The pass is over and no page was wrong: the tokens count as computed, and the last one's logits give the next.
-    fn conclude(&mut self, stage: Stage, part: &Part, trace: PageTrace, span: usize, took_us: u64) -> Next {
+    fn conclude(
+        &mut self,
+        machine: &Machine<impl Compute>,
+        stage: Stage,
+        part: &Part,
+        trace: PageTrace,
+        span: usize,
+        took_us: u64,
+    ) -> Next {
         #[cfg(feature = "fault-injection")]
-        let planted = self.planted_logits(part.index, span);
+        let planted = self.planted_logits(machine, part.index, span);
         let request = &mut self.running[part.index];
         match stage {
-            Stage::Prefill => request.timings.prefill_us += took_us,
+            Stage::Prefill => request.outlet.note_prefill(took_us),
             Stage::Decode => request.timings.decode_us += took_us,
         }
         request.computed = part.end;
@@ -205,25 +263,29 @@ impl Stepper {
         if !matches!(advanced, Some(Ok(()))) {
             return request.deliver_error(StepError::Internal);
         }
-        let logits = self.forward.logits(span);
+        let logits = machine.compute.logits(span);
         #[cfg(feature = "fault-injection")]
         let logits = planted.as_deref().or(logits);
         match logits {
             _ if part.end < request.tokens.len() => request.deliver_read(trace),
-            Some(logits) => request.deliver_token(trace, logits, self.model.tokenizer(), &mut self.scratch),
+            Some(logits) if self.role == Role::Prefill => request.deliver_prefilled(trace, logits, &mut self.scratch),
+            Some(logits) => request.deliver_token(trace, logits, &machine.compute, &mut self.scratch),
             None => request.deliver_error(StepError::Internal),
         }
     }
 
     /// Who decodes in this step, with room for one more token each; the youngest lose their pages when there is none.
-    fn decode_group(&mut self) -> Option<Vec<usize>> {
+    fn decode_group(&mut self, machine: &mut Machine<impl Compute>) -> Option<Vec<usize>> {
         'group: loop {
             let ready = |request: &Running| request.decodes() && request.has_room();
             let group: Vec<usize> = (0..self.running.len()).filter(|index| ready(&self.running[*index])).collect();
             for index in &group {
                 let tokens = self.running[*index].tokens.len();
                 let running = self.running.len();
-                if self.make_room(*index, tokens).is_none() || self.running.len() != running {
+                if self.make_room(machine, *index, tokens).is_none() || self.running.len() != running {
+                    if self.pages_awaited {
+                        return None;
+                    }
                     // Places have moved: look again. Ends, because every round has one request less.
                     continue 'group;
                 }
@@ -243,14 +305,9 @@ impl Stepper {
     /// Grows the request's block table to `tokens`, taking pages from others if it must.
     ///
     /// Returns the request's place, which may have moved; `None` when it was itself the one to lose its pages, or failed.
-    fn make_room(&mut self, mut index: usize, tokens: usize) -> Option<usize> {
+    fn make_room(&mut self, machine: &mut Machine<impl Compute>, mut index: usize, tokens: usize) -> Option<usize> {
         loop {
-            let store = &mut self.store;
-            let mut assigned = true;
-            let block_table = self.running[index].block_table.as_mut()?;
-            let grown = block_table.grow(tokens, |capability| assigned &= store.assign(page_ref(capability)).is_ok());
-            assert!(assigned, "the pool and the store disagree about which pages exist");
-            match grown {
+            match machine.grow(self.running[index].block_table.as_mut()?, tokens) {
                 Ok(()) => return Some(index),
                 Err(AllocateError::PoolExhausted { .. }) if self.running.len() > 1 => (),
                 // Nobody is left to give way, as when pages are quarantined: waiting would be for ever.
@@ -264,7 +321,12 @@ impl Stepper {
                 }
             }
             let victim = self.victim_for_pages()?;
-            self.preempt(victim);
+            let here = self.running[victim].is_here();
+            self.preempt(machine, victim);
+            if !here {
+                self.pages_awaited = true;
+                return None;
+            }
             match victim.cmp(&index) {
                 Less => index -= 1,
                 Equal => return None,
@@ -275,41 +337,41 @@ impl Stepper {
 
     /// Builds the block table that the kernels get, traces exactly that one, and compares it with what the custody log
     /// says of the sequence. The digest that the kernels must come to is made of the log's pages, not of the table's.
-    fn resolve(&mut self, part: &Part) -> Result<Row, StepError> {
-        let mut entries = std::mem::take(&mut self.entries);
+    fn resolve(&self, machine: &mut Machine<impl Compute>, part: &Part) -> Result<Row, StepError> {
+        let mut entries = std::mem::take(&mut machine.entries);
         entries.clear();
         let request = &self.running[part.index];
         let block_table = request.block_table.as_ref().ok_or(StepError::Internal)?;
         block_table.capabilities(part.end, &mut entries.capabilities);
         #[cfg_attr(not(feature = "fault-injection"), allow(unused_mut, reason = "a fault changes it"))]
         let mut pages: Vec<PageRef> = entries.capabilities.iter().map(|capability| page_ref(*capability)).collect();
-        let known = self.custody.pages(block_table.sequence(), part.first, part.end, &mut entries.held);
+        let known = machine.custody.pages(block_table.sequence(), part.first, part.end, &mut entries.held);
         if known != Ok(true) {
             return Err(StepError::Internal);
         }
         #[cfg(feature = "fault-injection")]
-        self.plant(part.index, &mut entries, &mut pages);
-        let trace = self.pool.trace(&entries.capabilities, part.first).map_err(|_| StepError::Internal)?;
+        self.plant(machine, part.index, &mut entries, &mut pages);
+        let trace = machine.pool.trace(&entries.capabilities, part.first).map_err(|_| StepError::Internal)?;
         if let Some(difference) = custody::difference(&trace, &entries.held) {
             let read = trace.pages.get(difference.index);
             tracing::error!(request_id = %request.request, ?difference, ?read, "block table and custody log differ");
             return Err(StepError::ReadSet);
         }
         entries.refs.extend(entries.held.iter().map(custody::page_ref));
-        let read_set = self.forward.expected_read_set(part.first, part.end - part.first, &entries.refs);
-        self.entries = entries;
-        Ok(Row { pages, trace, read_set })
+        let read_set = machine.compute.expected_read_set(part.first, part.end - part.first, &entries.refs);
+        machine.entries = entries;
+        Ok(Row { pages, trace: machine.told(trace), read_set })
     }
 
     #[cfg(feature = "fault-injection")]
-    fn plant(&self, index: usize, entries: &mut Entries, pages: &mut [PageRef]) {
+    fn plant(&self, machine: &Machine<impl Compute>, index: usize, entries: &mut Entries, pages: &mut [PageRef]) {
         let reader = self.running[index].label;
         let Some(fault) = self.planted.fault_for(reader) else { return };
         let foreign = self.running.iter().filter(|other| other.label != reader).find_map(|other| {
             let mut theirs = Vec::new();
             let block_table = other.block_table.as_ref()?;
             block_table.capabilities(1, &mut theirs);
-            Some((*theirs.first()?, self.custody.first_page(block_table.sequence())?))
+            Some((*theirs.first()?, machine.custody.first_page(block_table.sequence())?))
         });
         match (fault, foreign) {
             (Fault::SwappedPages { .. }, _) if pages.len() > 1 => pages.swap(0, 1),
@@ -329,18 +391,18 @@ impl Stepper {
     }
 
     #[cfg(feature = "fault-injection")]
-    fn planted_logits(&self, index: usize, span: usize) -> Option<Vec<f32>> {
+    fn planted_logits(&self, machine: &Machine<impl Compute>, index: usize, span: usize) -> Option<Vec<f32>> {
         let Some(Fault::Logit { value, .. }) = self.planted.fault_for(self.running[index].label) else { return None };
-        let mut logits = self.forward.logits(span)?.to_vec();
+        let mut logits = machine.compute.logits(span)?.to_vec();
         *logits.last_mut()? = value;
         Some(logits)
     }
 
     /// The page is kept as evidence; the request that read it ends, the others go on.
-    fn quarantine(&self, index: usize, fault: PageFault) -> Next {
+    fn quarantine(&self, machine: &Machine<impl Compute>, index: usize, fault: PageFault) -> Next {
         let request = &self.running[index];
-        let page = PageId(fault.page);
-        let known = self.pool.quarantine(page, QuarantineReason::TagMismatch);
+        let known = machine.pool.quarantine(PageId(fault.page), QuarantineReason::TagMismatch);
+        let page = PageId(machine.first_page + fault.page);
         tracing::error!(request_id = %request.request, %page, layer = fault.layer, known, "page tag mismatch");
         request.deliver_error(StepError::PageFault { page, layer: fault.layer })
     }
@@ -352,22 +414,12 @@ impl Stepper {
         request.deliver_error(StepError::ReadSet)
     }
 
-    fn fail(&mut self, index: usize, error: StepError) {
-        let request = self.running.remove(index);
+    pub(crate) fn fail(&mut self, index: usize, error: StepError) {
+        let request = &self.running[index];
         tracing::error!(request_id = %request.request, %error, "request failed in the engine");
         request.deliver_error(error);
+        self.leave(index, None);
     }
-
-    /// Scrubs and frees what was given back.
-    pub(crate) fn reclaim(&mut self) {
-        let store = &mut self.store;
-        self.pool.reclaim(|page| store.scrub(page.0).is_ok());
-        self.custody.follow(&self.pool);
-    }
-}
-
-fn page_ref(capability: Capability) -> PageRef {
-    PageRef { page: capability.page().0, tag: capability.tag() }
 }
 
 fn micros(duration: Duration) -> u64 {

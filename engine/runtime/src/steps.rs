@@ -1,6 +1,7 @@
 //! The receiving end of one request.
 
 use crate::inbox::Inbox;
+use engine_handoff::Check;
 use policies_domain::{PageId, RequestId, Step};
 use std::fmt;
 use std::sync::Arc;
@@ -43,6 +44,12 @@ pub enum StepError {
     /// Isolation fault: what the kernels read is not what was written down before. Each page carried its tag.
     #[error("the kernels read other pages than were written down")]
     ReadSet,
+    /// Isolation fault: what the prefill group handed over is not what was ordered, or not what arrived.
+    #[error("the handoff was refused by its check {check:?}")]
+    Handoff {
+        /// Which one.
+        check: Check,
+    },
     /// The sequence needs more pages than there are: some of the pool are kept as evidence.
     #[error("there are not enough pages for this request")]
     PoolExhausted,
@@ -92,14 +99,33 @@ impl Steps {
         if self.ended {
             return None;
         }
-        let Some(Delivery { result, usage, timings }) = self.deliveries.recv().await else {
+        let delivery = self.deliveries.recv().await;
+        Some(self.receive(delivery))
+    }
+
+    /// The next step if it is there: for tests that make the engine's steps themselves.
+    #[cfg(feature = "fault-injection")]
+    pub fn try_next(&mut self) -> Option<Result<Step, StepError>> {
+        if self.ended {
+            return None;
+        }
+        match self.deliveries.try_recv() {
+            Ok(delivery) => Some(self.receive(Some(delivery))),
+            Err(mpsc::error::TryRecvError::Empty) => None,
+            Err(mpsc::error::TryRecvError::Disconnected) => Some(self.receive(None)),
+        }
+    }
+
+    /// `None`: the engine let go of the channel without a last word.
+    fn receive(&mut self, delivery: Option<Delivery>) -> Result<Step, StepError> {
+        let Some(Delivery { result, usage, timings }) = delivery else {
             self.ended = true;
-            return Some(Err(StepError::Stopped));
+            return Err(StepError::Stopped);
         };
         self.inbox.wake_if_asleep();
         (self.usage, self.timings) = (usage, timings);
         self.ended = result.as_ref().map_or(true, |step| step.finish.is_some());
-        Some(result)
+        result
     }
 
     /// Tokens of the steps that were received.

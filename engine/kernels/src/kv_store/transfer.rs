@@ -48,6 +48,17 @@ pub struct PageBytes<'a> {
 }
 
 impl<'a> PageBytes<'a> {
+    /// Bytes in front of the K and V of each layer: the tag, then nothing.
+    pub const HEADER_BYTES: usize = HEADER_BYTES;
+
+    /// Of another store than this crate's: `layers` slabs of `slab_bytes` one behind the other, each of them with a header
+    /// that begins with the tag. `None` when there are fewer bytes than that.
+    #[must_use]
+    pub fn new(bytes: &'a [u8], layers: usize, slab_bytes: usize) -> Option<Self> {
+        let whole = layers.checked_mul(slab_bytes)?;
+        (slab_bytes >= HEADER_BYTES && bytes.len() >= whole).then_some(Self { bytes, layers, slab_bytes })
+    }
+
     /// All of it, headers and padding included: what is sent.
     #[must_use]
     pub fn all(self) -> &'a [u8] {
@@ -247,6 +258,18 @@ mod tests {
         assert!(store.slab(0, SENT).is_none());
         assert!(store.slab(0, PageRef { tag: 12, ..SENT }).is_some());
         assert_eq!(store.relabel(SENT, 7, 13), Err(TransferError::OtherHolder { page: 2 }), "its time is over");
+    }
+
+    #[test]
+    fn pages_of_another_store_have_whole_slabs() {
+        let mut bytes = vec![1; 2 * 80 + 5];
+        for layer in 0..2 {
+            bytes[layer * 80..layer * 80 + TAG_BYTES].copy_from_slice(&7u32.to_le_bytes());
+        }
+        let page = PageBytes::new(&bytes, 2, 80).unwrap();
+        assert_eq!((page.tag(), page.contents().map(<[u8]>::len).collect::<Vec<_>>()), (Some(7), vec![16, 16]));
+        assert!(PageBytes::new(&bytes, 3, 80).is_none() && PageBytes::new(&bytes, 1, HEADER_BYTES - 1).is_none());
+        assert!(PageBytes::new(&bytes, usize::MAX, 80).is_none());
     }
 
     #[test]

@@ -1,0 +1,179 @@
+//! The step loop without its thread: a test says when a step is made, and with what model.
+//!
+//! Compiled only with the feature `fault-injection`, which no shipped binary has. Nothing here waits, sleeps or looks at a
+//! clock to decide something: the same calls give the same steps.
+
+use crate::compute::Compute;
+use crate::config::EngineConfig;
+use crate::engine::{Counters, SubmitError, enqueue};
+use crate::fault::Fault;
+use crate::inbox::Inbox;
+use crate::machine::{Machine, Pages};
+use crate::sampling::Sampling;
+use crate::sequence::Sequence;
+use crate::step::{Role, Stepper};
+use crate::steps::Steps;
+use engine_kv::{PAGE_TOKENS, PageFormat, PagePool};
+use policies_domain::{Label, RequestId};
+use std::fmt;
+use std::sync::Arc;
+
+/// An engine that stands still until it is told to make a step.
+pub struct StepExecutor<C> {
+    stepper: Stepper,
+    machine: Machine<C>,
+}
+
+impl<C: Compute> StepExecutor<C> {
+    /// `compute` has [`EngineConfig::pages`] pages, all free. `boot_secret`: tags are made under it.
+    #[must_use]
+    pub fn new(compute: C, config: EngineConfig, boot_secret: [u8; 32]) -> Self {
+        let pages = Pages { count: config.pages, first: 0, boot_secret, format: PageFormat::F32, compat: 0 };
+        let inbox = Arc::new(Inbox::new(config.sequences_max + config.queue_max));
+        let stepper = Stepper::new(Role::Whole, inbox, Arc::new(Counters::new()), config);
+        Self { stepper, machine: Machine::new(compute, pages) }
+    }
+
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing is queued then.
+    pub fn submit(
+        &mut self,
+        label: Label,
+        request: RequestId,
+        prompt: Vec<u32>,
+        sampling: Sampling,
+    ) -> Result<Steps, SubmitError> {
+        let config = &self.stepper.config;
+        let context_max = (config.pages * PAGE_TOKENS).min(config.context_tokens_max.unwrap_or(usize::MAX));
+        enqueue(&self.stepper.inbox, context_max, Sequence { tokens: prompt, label, request }, sampling)
+    }
+
+    /// Admits whoever may have a slot, computes one chunk of somebody's prompt and one token of everybody else. `false`,
+    /// and nothing was computed: nobody can go on before a step is read or a request comes.
+    pub fn step(&mut self) -> bool {
+        let (stepper, machine) = (&mut self.stepper, &mut self.machine);
+        stepper.forget_the_cancelled(machine);
+        let inbox = stepper.inbox.clone();
+        let found = inbox.look(|queue| stepper.look(machine, queue));
+        if found {
+            stepper.step(machine);
+        }
+        found
+    }
+
+    /// The ledger of its pages. Its custody log is followed by the step loop: whoever drains it takes events away.
+    pub fn pool(&self) -> &PagePool {
+        &self.machine.pool
+    }
+
+    /// What computes.
+    pub fn compute(&mut self) -> &mut C {
+        &mut self.machine.compute
+    }
+
+    /// Replaces the planted faults.
+    pub fn plant(&self, faults: Vec<Fault>) {
+        self.stepper.planted.set(faults);
+    }
+}
+
+impl<C> fmt::Debug for StepExecutor<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StepExecutor({:?})", self.machine.pool.counts())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compute::tracer::Tracer;
+    use crate::steps::StepError;
+    use engine_kernels::KvKind;
+    use policies_domain::TenantId;
+
+    const CONFIG: EngineConfig = EngineConfig {
+        threads: 1,
+        pages: 24,
+        sequences_max: 4,
+        queue_max: 8,
+        prefill_chunk_tokens: 32,
+        context_tokens_max: None,
+        kv: KvKind::F32,
+    };
+
+    fn label(number: u32) -> Label {
+        Label::of(TenantId::new(number).unwrap())
+    }
+
+    fn prompt(tenant: u32, tokens: u32) -> Vec<u32> {
+        (0..tokens).map(|token| tenant * 1000 + token).collect()
+    }
+
+    fn executor() -> StepExecutor<Tracer> {
+        StepExecutor::new(Tracer::new(CONFIG.pages), CONFIG, [1; 32])
+    }
+
+    fn submit(executor: &mut StepExecutor<Tracer>, tenant: u32, tokens: u32, answer: usize) -> Steps {
+        let sampling = Sampling { max_tokens: Some(answer), temperature: 0.0, ..Sampling::default() };
+        executor
+            .submit(label(tenant), RequestId::from_bytes([tenant as u8; 16]), prompt(tenant, tokens), sampling)
+            .unwrap()
+    }
+
+    fn read(steps: &mut Steps, into: &mut String) -> Option<StepError> {
+        while let Some(step) = steps.try_next() {
+            match step {
+                Ok(step) => *into += step.text.reveal(),
+                Err(error) => return Some(error),
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn whoever_holds_it_makes_the_steps_and_the_answers_are_the_model_s() {
+        let mut executor = executor();
+        // Together they need more pages than there are: somebody gives way.
+        let mut all: Vec<(u32, Steps, String)> =
+            (1..5).map(|tenant| (tenant, submit(&mut executor, tenant, 70, 60), String::new())).collect();
+        let mut steps = 0;
+        while executor.step() {
+            steps += 1;
+            assert!(steps < 1000, "it does not end");
+            for (_, steps, text) in &mut all {
+                assert_eq!(read(steps, text), None);
+            }
+        }
+        for (tenant, _, text) in &all {
+            assert_eq!(*text, Tracer::answer(&prompt(*tenant, 70), 60));
+        }
+        assert!(!executor.step(), "nobody is left");
+        assert!(executor.pool().counts().free == CONFIG.pages && executor.compute().is_scrubbed());
+    }
+
+    #[test]
+    fn a_byte_that_changes_under_a_reader_shows_in_the_answer_or_as_a_fault() {
+        for (place, caught) in [(0, true), (64, false)] {
+            let mut executor = executor();
+            let (mut steps, mut text) = (submit(&mut executor, 1, 20, 8), String::new());
+            assert!(executor.step());
+            executor.compute().page(0)[place] ^= 1;
+            while executor.step() {}
+            let error = read(&mut steps, &mut text);
+            assert_eq!(error.is_some(), caught, "{error:?}");
+            assert_ne!(text, Tracer::answer(&prompt(1, 20), 8));
+        }
+    }
+
+    #[test]
+    fn who_leaves_holds_nothing_and_nobody_goes_on() {
+        let mut executor = executor();
+        let steps = submit(&mut executor, 1, 20, 8);
+        assert!(executor.step() && executor.pool().counts().free < CONFIG.pages);
+        drop(steps);
+        assert!(!executor.step());
+        assert!(executor.pool().counts().free == CONFIG.pages && executor.compute().is_scrubbed());
+    }
+}

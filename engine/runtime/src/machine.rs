@@ -1,0 +1,95 @@
+//! What a group of requests is computed on: a model with its pages, the ledger that says whose they are, and its log.
+
+use crate::compute::Compute;
+use crate::custody::{self, Custody};
+use engine_kernels::PageRef;
+use engine_kv::{AllocateError, BlockTable, Capability, HeldPage, Ledger, LedgerConfig, PageFormat, PagePool};
+use policies_domain::{PageId, PageTrace};
+
+/// A model, its pages, and what is known of them. One thread works on it at a time.
+pub(crate) struct Machine<C> {
+    pub(crate) compute: C,
+    pub(crate) pool: PagePool,
+    /// What the log of the pool says, apart from the block tables.
+    pub(crate) custody: Custody,
+    pub(crate) entries: Entries,
+    /// Number of its first page in all that others are told: no two pools of an engine have a page of the same number.
+    pub(crate) first_page: u32,
+}
+
+/// What a machine's ledger is made from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pages {
+    /// Below `u32::MAX`, as [`EngineConfig::check`](crate::EngineConfig) has it.
+    pub(crate) count: usize,
+    pub(crate) first: u32,
+    /// Fresh random bytes; tags are made under them.
+    pub(crate) boot_secret: [u8; 32],
+    pub(crate) format: PageFormat,
+    /// Model and layout, folded to 16 bits.
+    pub(crate) compat: u16,
+}
+
+/// Memory for one row of a pass, reused from row to row: the block table that is traced, and what the log says.
+#[derive(Default)]
+pub(crate) struct Entries {
+    pub(crate) capabilities: Vec<Capability>,
+    pub(crate) held: Vec<HeldPage>,
+    /// `held` as the rule of read sets takes it.
+    pub(crate) refs: Vec<PageRef>,
+}
+
+impl Entries {
+    pub(crate) fn clear(&mut self) {
+        self.capabilities.clear();
+        self.held.clear();
+        self.refs.clear();
+    }
+}
+
+impl<C: Compute> Machine<C> {
+    /// `compute` has these pages, and all of them are free.
+    pub(crate) fn new(compute: C, pages: Pages) -> Self {
+        let Pages { count, first, boot_secret, format, compat } = pages;
+        let pages = u32::try_from(count).unwrap_or(u32::MAX);
+        let config = LedgerConfig { pages, boot_secret, format, compat, events_max: custody::events_max(pages) };
+        let pool = PagePool::new(Ledger::new(config));
+        Self { compute, pool, custody: Custody::new(pages), entries: Entries::default(), first_page: first }
+    }
+
+    /// Scrubs and frees what was given back.
+    pub(crate) fn reclaim(&mut self) {
+        let compute = &mut self.compute;
+        self.pool.reclaim(|page| compute.scrub(page.0).is_ok());
+        self.follow();
+    }
+
+    /// Takes in what the log says.
+    pub(crate) fn follow(&mut self) {
+        self.custody.follow(&self.pool);
+    }
+
+    /// Room for `tokens` tokens in all.
+    ///
+    /// # Errors
+    /// [`AllocateError`]; pages that were got before it stay with the table.
+    pub(crate) fn grow(&mut self, block_table: &mut BlockTable, tokens: usize) -> Result<(), AllocateError> {
+        let (compute, mut assigned) = (&mut self.compute, true);
+        let grown = block_table.grow(tokens, |capability| assigned &= compute.assign(page_ref(capability)).is_ok());
+        assert!(assigned, "the pool and the store disagree about which pages exist");
+        grown
+    }
+
+    /// A trace as others are told it.
+    pub(crate) fn told(&self, mut trace: PageTrace) -> PageTrace {
+        for read in &mut trace.pages {
+            read.page = PageId(self.first_page + read.page.0);
+        }
+        trace
+    }
+}
+
+/// As the kernels take a capability.
+pub(crate) fn page_ref(capability: Capability) -> PageRef {
+    PageRef { page: capability.page().0, tag: capability.tag() }
+}
