@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A folder of files. Paths are relative, with `/`.
 pub trait Storage: Send + Sync + 'static {
@@ -131,7 +132,7 @@ fn make_folder(path: &Path) -> io::Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
-        Ok(()) => File::open(parent.unwrap_or(Path::new(".")))?.sync_all(),
+        Ok(()) => open_to_read(parent.unwrap_or(Path::new(".")))?.sync_all(),
     }
 }
 
@@ -145,25 +146,54 @@ fn refuse_special(path: &Path) -> io::Result<()> {
     }
 }
 
+/// The process, or the system, has as many files open as it may.
+const TOO_MANY_OPEN: [i32; 2] = [24, 23];
+/// How long opening a file is tried while that is so. A log that gives up stops until somebody starts it again; clients
+/// that take every descriptor are cut by their timeouts.
+const OPEN_TRIES: u32 = 500;
+const OPEN_PAUSE: Duration = Duration::from_millis(20);
+
+/// Opens a file, and waits while there are no descriptors for it. Nothing has happened yet when that is so.
+fn open_patiently<T>(mut open: impl FnMut() -> io::Result<T>, pause: impl Fn()) -> io::Result<T> {
+    for _ in 1..OPEN_TRIES {
+        match open() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.raw_os_error().is_some_and(|code| TOO_MANY_OPEN.contains(&code)) => pause(),
+            result => return result,
+        }
+    }
+    open()
+}
+
+fn open(options: &OpenOptions, path: &Path) -> io::Result<File> {
+    open_patiently(|| options.open(path), || std::thread::sleep(OPEN_PAUSE))
+}
+
+fn open_to_read(path: &Path) -> io::Result<File> {
+    open(OpenOptions::new().read(true), path)
+}
+
 impl Storage for FolderStorage {
     fn open(&self, path: &str) -> io::Result<Box<dyn StoredFile>> {
         let path = self.made_parent(path)?;
         refuse_special(&path)?;
-        let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o600).open(path)?;
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(false).read(true).write(true).mode(0o600);
+        let file = open(&options, &path)?;
         Ok(Box::new(SystemFile(file)))
     }
 
     fn read(&self, path: &str, bytes_max: usize) -> io::Result<Vec<u8>> {
         let (path, mut bytes) = (self.path(path), Vec::new());
         refuse_special(&path)?;
-        File::open(path)?.take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;
+        open_to_read(&path)?.take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;
         if bytes.len() > bytes_max { Err(io::ErrorKind::InvalidData.into()) } else { Ok(bytes) }
     }
 
     fn write(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
         let path = self.made_parent(path)?;
         refuse_special(&path)?;
-        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)?;
+        let mut file = open(OpenOptions::new().create(true).truncate(true).write(true).mode(0o600), &path)?;
         file.write_all(bytes)?;
         file.sync_all()
     }
@@ -177,11 +207,12 @@ impl Storage for FolderStorage {
         if !path.is_dir() {
             return Err(io::ErrorKind::NotADirectory.into());
         }
-        File::open(path)?.sync_all()
+        open_to_read(&path)?.sync_all()
     }
 
     fn list(&self, folder: &str) -> io::Result<Vec<String>> {
-        let entries = match std::fs::read_dir(self.path(folder)) {
+        let path = self.path(folder);
+        let entries = match open_patiently(|| std::fs::read_dir(&path), || std::thread::sleep(OPEN_PAUSE)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries?,
         };
@@ -275,5 +306,28 @@ mod tests {
         storage.remove("nowhere").unwrap();
         let file = storage.open("keys/secret").unwrap();
         assert_eq!(file.read_at(3, 3).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn a_moment_without_descriptors_is_waited_for_and_nothing_else_is() {
+        let (mut errors, paused) = (vec![24, 23, 4, 24], std::cell::Cell::new(0));
+        let pause = || paused.set(paused.get() + 1);
+        let opened =
+            open_patiently(|| errors.pop().map_or(Ok(7), |code| Err(io::Error::from_raw_os_error(code))), pause);
+        assert_eq!((opened.unwrap(), paused.get()), (7, 3), "an interruption is no reason to wait");
+        let tries = std::cell::Cell::new(0);
+        let always = |code| {
+            tries.set(0);
+            let open = || {
+                tries.set(tries.get() + 1);
+                Err::<(), _>(io::Error::from_raw_os_error(code))
+            };
+            (open_patiently(open, || ()).unwrap_err().raw_os_error(), tries.get())
+        };
+        // A full disk, a device that fails.
+        for code in [28, 5] {
+            assert_eq!(always(code), (Some(code), 1));
+        }
+        assert_eq!(always(24), (Some(24), OPEN_TRIES), "not for ever");
     }
 }
