@@ -80,6 +80,10 @@ impl KeySecret {
 
     fn open(path: &Path) -> Result<Self, OpenSecretError> {
         let failed = |source| OpenSecretError::Io { path: path.to_owned(), source };
+        // Asked before opening: opening a named pipe for reading would wait for its writer.
+        if !fs::metadata(path).map_err(failed)?.is_file() {
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
+        }
         let file = File::open(path).map_err(failed)?;
         let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {
@@ -203,6 +207,15 @@ mod tests {
             let error = KeySecret::open_or_create(&path).unwrap_err();
             assert!(matches!(error, OpenSecretError::Mode { mode: seen, .. } if seen == mode), "{error}");
         }
+    }
+
+    #[test]
+    fn a_pipe_is_no_secret_and_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key-secret");
+        assert!(std::process::Command::new("mkfifo").arg("-m600").arg(&path).status().unwrap().success());
+        let error = KeySecret::open_or_create(&path).unwrap_err().to_string();
+        assert!(error.contains("not a regular file"), "{error}");
     }
 
     #[test]
