@@ -1,5 +1,6 @@
 //! How a log is set up.
 
+use audit_provenance::Handover;
 use policies_domain::Digest;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,6 +20,8 @@ pub struct AuditConfig {
     pub build: Option<Digest>,
     /// Whether the kernels compare page tags, as the entries' coverage then says.
     pub kernel_tag_check: bool,
+    /// How the engine hands prompts' pages over, as the entries' coverage then says.
+    pub handover: Handover,
     /// An idle log shows that it lives this often; never when it is `None`.
     pub heartbeat: Option<Duration>,
     /// See [`QUEUE_MAX`].
@@ -34,6 +37,7 @@ impl AuditConfig {
             origin: origin.into(),
             build: None,
             kernel_tag_check: true,
+            handover: Handover::None,
             heartbeat: Some(Duration::from_secs(10)),
             queue_max: QUEUE_MAX,
         }

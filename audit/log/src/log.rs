@@ -10,7 +10,7 @@ use crate::publish::{Published, Publisher};
 use crate::queue::{Queue, Queued, Reply, Taken, failed};
 use crate::sequence::{BATCH_MAX, Commit, Draft, Sequencer};
 use crate::storage::{FolderStorage, Storage};
-use audit_provenance::{Body, Commitment, Field, Opened, Openings, TenantRef, determining_digest};
+use audit_provenance::{Body, Commitment, Field, Handover, Opened, Openings, TenantRef, determining_digest};
 use policies_domain::{Digest, Permit, Principal, RequestId, TenantId};
 use sha2::{Digest as _, Sha256};
 use std::collections::HashMap;
@@ -110,6 +110,7 @@ pub(crate) struct Shared {
     pub(crate) published: RwLock<Arc<Published>>,
     pub(crate) open_requests: AtomicUsize,
     pub(crate) kernel_tag_check: bool,
+    pub(crate) handover: Handover,
     clock: Arc<dyn Clock>,
     build: Digest,
     /// References of the tenants that this process has seen, by their numbers in it.
@@ -217,6 +218,7 @@ impl AuditLog {
             published: RwLock::new(Arc::new(opened.published)),
             open_requests: AtomicUsize::new(0),
             kernel_tag_check: config.kernel_tag_check,
+            handover: config.handover,
             clock,
             build,
             tenants: Mutex::default(),

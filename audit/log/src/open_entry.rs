@@ -235,7 +235,11 @@ impl OpenEntry {
             queued_us: outcome.queued_us,
             prefill_us: outcome.prefill_us,
             decode_us: outcome.decode_us,
-            coverage: Coverage { label_gate: true, kernel_tags: self.shared.kernel_tag_check },
+            coverage: Coverage {
+                label_gate: true,
+                kernel_tags: self.shared.kernel_tag_check,
+                handover: self.shared.handover,
+            },
         };
         let sealed = Draft {
             uuid: *random().map_err(no_random)?,

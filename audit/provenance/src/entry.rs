@@ -222,15 +222,45 @@ pub struct Coverage {
     pub label_gate: bool,
     /// The kernels compared page tags while reading.
     pub kernel_tags: bool,
+    /// How the prompt's pages came to who went on with them.
+    pub handover: Handover,
+}
+
+/// How the pages of a prompt come from the group that computes it to the one that goes on with it. Whatever is handed over
+/// is sealed before, and compared with what was ordered and sealed before its first token.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Handover {
+    /// One group does both.
+    #[default]
+    None = 0,
+    /// They stay where they are and get another owner.
+    Relabel = 1,
+    /// They are copied from one pool to another.
+    Copy = 2,
+}
+
+impl Handover {
+    const ALL: [Self; 3] = [Self::None, Self::Relabel, Self::Copy];
+
+    /// As reports name it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Relabel => "relabel",
+            Self::Copy => "copy",
+        }
+    }
 }
 
 impl Coverage {
     fn bits(self) -> u64 {
-        u64::from(self.label_gate) | u64::from(self.kernel_tags) << 1
+        u64::from(self.label_gate) | u64::from(self.kernel_tags) << 1 | (self.handover as u64) << 2
     }
 
     fn from_bits(bits: u64) -> Option<Self> {
-        (bits < 4).then_some(Self { label_gate: bits & 1 != 0, kernel_tags: bits & 2 != 0 })
+        let handover = *Handover::ALL.get(usize::try_from(bits >> 2).ok()?)?;
+        Some(Self { label_gate: bits & 1 != 0, kernel_tags: bits & 2 != 0, handover })
     }
 }
 

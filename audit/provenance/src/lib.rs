@@ -16,8 +16,8 @@ pub use cbor::DecodeError;
 pub use commitment::{ChunkChain, Commitment, Field, Salt};
 pub use disclosure::{Disclosure, Openings};
 pub use entry::{
-    Body, Coverage, ENTRY_BYTES_MAX, Entry, EntryVersion, Head, Opened, SCHEMA, SealReason, Sealing, TenantLink,
-    TenantRef, determining_digest,
+    Body, Coverage, ENTRY_BYTES_MAX, Entry, EntryVersion, Handover, Head, Opened, SCHEMA, SealReason, Sealing,
+    TenantLink, TenantRef, determining_digest,
 };
 pub use fault::{EngineFault, EngineFaultClass, Incident, IncidentClass};
 pub use gate::{Gate, PageCounts, Released, Violation};

@@ -3,8 +3,8 @@
 
 use audit_provenance::{
     Body, ChunkChain, ChunkRun, ChunkRuns, Commitment, Coverage, DecodeError, Disclosure, ENTRY_BYTES_MAX, EngineFault,
-    EngineFaultClass, Entry, EntryVersion, Field, Head, Incident, IncidentClass, Opened, Openings, PageCounts, SCHEMA,
-    SealReason, Sealing, TenantLink, Trace,
+    EngineFaultClass, Entry, EntryVersion, Field, Handover, Head, Incident, IncidentClass, Opened, Openings,
+    PageCounts, SCHEMA, SealReason, Sealing, TenantLink, Trace,
 };
 use policies_domain::{Digest, RequestId};
 use proptest::prelude::*;
@@ -51,7 +51,7 @@ fn entries() -> Vec<Entry> {
         queued_us: 4_294_967_295,
         prefill_us: 4_294_967_296,
         decode_us: u64::MAX,
-        coverage: Coverage { label_gate: true, kernel_tags: true },
+        coverage: Coverage { label_gate: true, kernel_tags: true, handover: Handover::None },
     };
     let crashed = Sealing {
         reason: SealReason::Crash,

@@ -1,7 +1,7 @@
 //! What `bulkhead-verify` says.
 
 use crate::GivenKey;
-use audit_provenance::{Coverage, Opened, SealReason};
+use audit_provenance::{Coverage, Handover, Opened, SealReason};
 use audit_verify::{LogReport, ReceiptReport, Unchecked};
 use serde_json::json;
 use std::fmt::{Display, Write as _};
@@ -99,7 +99,16 @@ fn recorded(report: &ReceiptReport) -> &'static str {
 }
 
 fn coverage(coverage: Coverage) -> String {
-    let on = [(coverage.label_gate, "label gate"), (coverage.kernel_tags, "page tags in the kernels")];
+    let handover = match coverage.handover {
+        Handover::None => "",
+        Handover::Relabel => "sealed handoff of pages that stay",
+        Handover::Copy => "sealed handoff of pages that are copied",
+    };
+    let on = [
+        (coverage.label_gate, "label gate"),
+        (coverage.kernel_tags, "page tags in the kernels"),
+        (!handover.is_empty(), handover),
+    ];
     let on: Vec<_> = on.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
     if on.is_empty() { "no check".to_owned() } else { on.join(", ") }
 }
@@ -135,7 +144,11 @@ pub(crate) fn receipt_json(report: &ReceiptReport, key: &GivenKey) -> String {
         "rules": opened.rules.to_string(),
         "stream": opened.stream,
         "pages": {"own": sealed.pages.own, "public": sealed.pages.public, "foreign": sealed.pages.foreign},
-        "coverage": {"label_gate": sealed.coverage.label_gate, "kernel_tags": sealed.coverage.kernel_tags},
+        "coverage": {
+            "label_gate": sealed.coverage.label_gate,
+            "kernel_tags": sealed.coverage.kernel_tags,
+            "handover": sealed.coverage.handover.as_str(),
+        },
         "reason": sealed.reason.as_str(),
         "steps": sealed.steps,
         "chunks": sealed.chunks,

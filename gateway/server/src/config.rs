@@ -2,7 +2,7 @@
 
 use crate::exchange::ConnectionLimits;
 use crate::tls::TlsFiles;
-use engine_runtime::{EngineConfig, KvKind};
+use engine_runtime::{EngineConfig, KvKind, Split};
 use gateway_auth::{KeyHash, TenantKey};
 use policies_domain::{ModelName, TenantName};
 use std::fmt;
@@ -287,6 +287,12 @@ fn read_engine(settings: &mut Settings<'_>, engine: &mut EngineConfig) {
     settings.count("prefill_chunk_tokens", 1..=largest.prefill_chunk_tokens, &mut engine.prefill_chunk_tokens);
     settings.set("context_tokens_max", "a whole number from 2", &mut engine.context_tokens_max, |value| {
         usize::try_from(value.as_integer()?).ok().filter(|tokens| *tokens > 1).map(Some)
+    });
+    settings.set("split", "\"auto\", \"off\", \"relabel\" or \"copy\"", &mut engine.split, |value| {
+        Split::parse(value.as_str()?)
+    });
+    settings.set("decode_threads", "a whole number from 1", &mut engine.decode_threads, |value| {
+        usize::try_from(value.as_integer()?).ok().filter(|threads| *threads > 0).map(Some)
     });
     settings.set("kv", "\"bf16\", \"f32\" or \"int8\"", &mut engine.kv, |value| KvKind::parse(value.as_str()?));
 }

@@ -6,8 +6,8 @@ use crate::host::{self, Host};
 use crate::metrics::{Metrics, StartMetricsError};
 use crate::respond::RequestError;
 use crate::tls::{self, LoadTlsError};
-use audit_log::{AuditConfig, AuditLog, OpenLogError};
-use engine_runtime::Engine;
+use audit_log::{AuditConfig, AuditLog, Handover, OpenLogError};
+use engine_runtime::{Engine, Split};
 use gateway_auth::{BuildKeyRingError, KeyRing, KeySecret, OpenSecretError};
 use policies_authz::{Authz, ReadRulesError};
 use policies_domain::{Digest, ModelName, ParseNameError, RequestId};
@@ -224,7 +224,13 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         Some(name) => name,
         None => ModelName::parse(engine.model().name()).map_err(StartError::ModelName)?,
     };
-    let audit = AuditLog::open(AuditConfig::new(Gateway::log_dir(&config.data_dir), config.origin))?;
+    let handover = match engine.split() {
+        Split::Auto | Split::Off => Handover::None,
+        Split::Relabel => Handover::Relabel,
+        Split::Copy => Handover::Copy,
+    };
+    let audit = AuditConfig::new(Gateway::log_dir(&config.data_dir), config.origin);
+    let audit = AuditLog::open(AuditConfig { handover, ..audit })?;
     let metrics = Metrics::start(&engine, &audit, &keys.principals())?;
     if config.metrics == MetricsReaders::Everyone {
         tracing::warn!("everyone who reaches the listener may read the tenants' names and usage under /metrics");

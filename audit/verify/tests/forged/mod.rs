@@ -2,8 +2,9 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use audit_provenance::{
-    Body, ChunkChain, ChunkRuns, Commitment, Coverage, Disclosure, Entry, EntryVersion, Field, Head, Incident,
-    IncidentClass, Opened, Openings, PageClass, PageCounts, PageRun, SealReason, Sealing, TenantLink, TenantRef, Trace,
+    Body, ChunkChain, ChunkRuns, Commitment, Coverage, Disclosure, Entry, EntryVersion, Field, Handover, Head,
+    Incident, IncidentClass, Opened, Openings, PageClass, PageCounts, PageRun, SealReason, Sealing, TenantLink,
+    TenantRef, Trace,
 };
 use audit_tlog::{
     Checkpoint, Edge, Hash, LogSigner, TILE_WIDTH, TileFiles, TilePath, TiledTree, TlogProof, encode_bundle, leaf_hash,
@@ -214,7 +215,7 @@ pub(crate) fn sealed(request: u8, opened: (u64, Digest), lie: impl FnOnce(&mut S
         queued_us: 1,
         prefill_us: 2,
         decode_us: 3,
-        coverage: Coverage { label_gate: true, kernel_tags: true },
+        coverage: Coverage { label_gate: true, kernel_tags: true, handover: Handover::None },
     };
     lie(&mut sealing);
     Body::Sealed(sealing)
