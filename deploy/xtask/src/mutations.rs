@@ -6,6 +6,7 @@ mod exactness;
 mod files;
 mod handoff;
 mod kernels;
+mod split;
 mod templates;
 
 use crate::phase::command_line;
@@ -33,12 +34,13 @@ struct Mutation {
 
 /// Every safety check of the product. A new check comes with its line here or in one of the lists beside this file.
 fn all() -> impl Iterator<Item = &'static Mutation> {
-    const OTHERS: [&[Mutation]; 6] = [
+    const OTHERS: [&[Mutation]; 7] = [
         custody::CUSTODY,
         exactness::EXACTNESS,
         files::FILES,
         handoff::HANDOFF,
         kernels::KERNELS,
+        split::SPLIT,
         templates::TEMPLATES,
     ];
     MUTATIONS.iter().chain(OTHERS.into_iter().flatten())

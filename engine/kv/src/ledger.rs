@@ -114,6 +114,22 @@ impl PageCounts {
         }
     }
 
+    /// Of several pools.
+    #[must_use]
+    pub fn sum(all: impl IntoIterator<Item = Self>) -> Self {
+        all.into_iter().fold(Self::default(), |sum, counts| Self {
+            total: sum.total + counts.total,
+            free: sum.free + counts.free,
+            inbound: sum.inbound + counts.inbound,
+            open: sum.open + counts.open,
+            sealed: sum.sealed + counts.sealed,
+            shared: sum.shared + counts.shared,
+            outbound: sum.outbound + counts.outbound,
+            draining: sum.draining + counts.draining,
+            quarantined: sum.quarantined + counts.quarantined,
+        })
+    }
+
     /// No page is lost and none is counted twice.
     #[must_use]
     pub fn conserved(&self) -> bool {

@@ -21,6 +21,51 @@ pub struct EngineConfig {
     pub context_tokens_max: Option<usize>,
     /// What K and V are stored as: part of the model's fingerprint.
     pub kv: KvKind,
+    /// Whether prompts are computed by a group of their own. Changes no bit of an answer.
+    pub split: Split,
+    /// With [`Split::Copy`], how many of the threads decode; a quarter when `None`. The others compute prompts.
+    pub decode_threads: Option<usize>,
+}
+
+/// How prefill and decode share the work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Split {
+    /// [`Split::Relabel`]: on processors that share their memory, one team of threads that serves both groups in turn leaves
+    /// none of them idle, and a handoff costs a digest of the pages.
+    #[default]
+    Auto,
+    /// One group does both, and nothing is handed over.
+    Off,
+    /// Two groups on one team of threads and one pool: pages stay where they are and get another owner.
+    Relabel,
+    /// Two groups with threads and a pool each, which has [`EngineConfig::pages`]: pages are copied. No prefill makes a
+    /// decode wait.
+    Copy,
+}
+
+impl Split {
+    /// As the configuration writes it.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Auto, Self::Off, Self::Relabel, Self::Copy].into_iter().find(|split| split.as_str() == text)
+    }
+
+    /// As the configuration writes it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Off => "off",
+            Self::Relabel => "relabel",
+            Self::Copy => "copy",
+        }
+    }
+
+    /// What really runs: never [`Split::Auto`].
+    #[must_use]
+    pub fn resolved(self) -> Self {
+        if self == Self::Auto { Self::Relabel } else { self }
+    }
 }
 
 impl EngineConfig {
@@ -44,6 +89,8 @@ impl Default for EngineConfig {
             prefill_chunk_tokens: Self::PREFILL_CHUNK_TOKENS,
             context_tokens_max: None,
             kv: KvKind::default(),
+            split: Split::default(),
+            decode_threads: None,
         }
     }
 }
@@ -89,6 +136,9 @@ pub enum StartEngineError {
     /// The KV store could not be made.
     #[error("the KV store could not be made")]
     Store(#[from] engine_kernels::KvStoreError),
+    /// What is handed over is compared by a digest, and there is none for pages of this size.
+    #[error("the model's pages are too large to be handed over: set `split` to \"off\"")]
+    Handoff,
     /// The system gave no random bytes for the page tags.
     #[error("the system gave no random bytes")]
     Entropy,
@@ -119,12 +169,19 @@ impl EngineConfig {
             ("sequences_max", self.sequences_max, largest.sequences_max),
             ("queue_max", self.queue_max, largest.queue_max),
             ("prefill_chunk_tokens", self.prefill_chunk_tokens, largest.prefill_chunk_tokens),
+            ("decode_threads", self.decode_threads.unwrap_or(1), self.threads.max(2) - 1),
             ("context_tokens_max", self.context_tokens_max.unwrap_or(1), context_length),
         ];
         match bounds.into_iter().find(|(_, value, value_max)| *value == 0 || value > value_max) {
             Some((name, value, value_max)) => Err(StartEngineError::Setting { name, value, value_max }),
             None => Ok(()),
         }
+    }
+
+    /// Of the prefill and of the decode group, when each has a team of its own.
+    pub(crate) fn teams(&self) -> [usize; 2] {
+        let decode = self.decode_threads.unwrap_or(self.threads / 4).max(1);
+        [self.threads.saturating_sub(decode).max(1), decode]
     }
 
     /// Tokens that one forward pass may take: a prefill chunk, or one token of every sequence.
@@ -145,6 +202,30 @@ mod tests {
         assert!(EngineConfig { threads: 5000, ..EngineConfig::default() }.check(8).is_err());
         let error = EngineConfig { context_tokens_max: Some(0), ..EngineConfig::default() }.check(8).unwrap_err();
         assert_eq!(error.to_string(), "engine setting `context_tokens_max` is 0, it must be between 1 and 8");
+    }
+
+    #[test]
+    fn threads_are_divided_and_none_is_left_over() {
+        let teams =
+            |threads, decode_threads| EngineConfig { threads, decode_threads, ..EngineConfig::default() }.teams();
+        assert_eq!(
+            [1, 2, 3, 4, 8, 16].map(|threads| teams(threads, None)),
+            [[1, 1], [1, 1], [2, 1], [3, 1], [6, 2], [12, 4]]
+        );
+        assert_eq!(teams(8, Some(5)), [3, 5]);
+        let of = |threads, decode_threads| EngineConfig { threads, decode_threads, ..EngineConfig::default() };
+        assert!(
+            of(8, Some(7)).check(8).is_ok() && of(8, Some(8)).check(8).is_err() && of(8, Some(0)).check(8).is_err()
+        );
+    }
+
+    #[test]
+    fn a_split_is_read_as_it_is_written_and_auto_is_one_of_the_others() {
+        for split in [Split::Auto, Split::Off, Split::Relabel, Split::Copy] {
+            assert_eq!(Split::parse(split.as_str()), Some(split));
+            assert_ne!(split.resolved(), Split::Auto);
+        }
+        assert_eq!(Split::parse("both"), None);
     }
 
     #[test]

@@ -1,22 +1,25 @@
 //! The handle that the gateway holds.
 
 use crate::compute::CpuCompute;
-use crate::config::{EngineConfig, StartEngineError};
+use crate::config::{EngineConfig, Split, StartEngineError};
 use crate::inbox::{Inbox, Refused};
 use crate::machine::{Machine, Pages};
 use crate::running::Running;
 use crate::sampling::Sampling;
 use crate::sequence::{PromptInput, Sequence, TokenizeError};
+use crate::split::{Between, DecodeGroup, Pair, PrefillGroup, Terms};
 use crate::step::{Role, Stepper};
 use crate::steps::{STEPS_AHEAD, Steps};
+use engine_handoff::Incarnation;
 use engine_kernels::{KvKind, KvShape, KvStore};
 use engine_kv::{PAGE_TOKENS, PageCounts, PageFormat, PagePool};
 use engine_model::Model;
 use policies_domain::Permit;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
+use std::{fmt, io};
 use tokio::sync::mpsc;
 
 /// What a full queue tells a client to wait: about the time of one short answer.
@@ -29,11 +32,13 @@ pub struct Engine(Arc<Handle>);
 struct Handle {
     model: Arc<Model>,
     fingerprint: [u8; 32],
-    pool: PagePool,
+    /// Of every group that has one.
+    pools: Vec<PagePool>,
     inbox: Arc<Inbox>,
     counters: Arc<Counters>,
     context_max: usize,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    split: Split,
+    threads: Mutex<Threads>,
     #[cfg(feature = "fault-injection")]
     planted: crate::fault::Planted,
 }
@@ -44,6 +49,8 @@ pub(crate) struct Counters {
     pub(crate) running: AtomicUsize,
     prefilled: AtomicU64,
     decoded: AtomicU64,
+    /// Nanoseconds spent on digests of what was handed over, on both ends.
+    verified_ns: AtomicU64,
     alive: AtomicBool,
 }
 
@@ -53,19 +60,44 @@ impl Counters {
         Self { alive: AtomicBool::new(true), ..Self::default() }
     }
 
+    pub(crate) fn verified(&self, took: Duration) {
+        self.verified_ns.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
     pub(crate) fn computed(&self, prefill: bool, tokens: usize) {
         let counter = if prefill { &self.prefilled } else { &self.decoded };
         counter.fetch_add(tokens as u64, Ordering::Relaxed);
     }
 }
 
-/// Lowers the flag however the engine's thread ends.
+/// The engine's threads. When one of them ends, all do.
+struct Threads {
+    alive: Arc<Alive>,
+    running: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    fn start(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let ends = Ends(self.alive.clone());
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
+            let _ends = ends;
+            run();
+        })?;
+        self.running.push(thread);
+        Ok(())
+    }
+}
+
+/// Lowers the flag however one of the engine's threads ends.
+struct Ends(Arc<Alive>);
+
 struct Alive(Arc<Counters>, Arc<Inbox>);
 
-impl Drop for Alive {
+impl Drop for Ends {
     fn drop(&mut self) {
-        self.0.alive.store(false, Ordering::SeqCst);
-        self.1.stop();
+        let Alive(counters, inbox) = &*self.0;
+        counters.alive.store(false, Ordering::SeqCst);
+        inbox.stop();
     }
 }
 
@@ -84,6 +116,8 @@ pub struct EngineStats {
     pub tokens_prefilled_total: u64,
     /// Tokens computed in decode steps since the start.
     pub tokens_decoded_total: u64,
+    /// Time since the start that went into digests of pages which were handed over, on both ends together.
+    pub handoff_verified: Duration,
 }
 
 /// Why a request was not taken.
@@ -118,42 +152,85 @@ impl Engine {
     /// [`StartEngineError`].
     pub fn start(model: Arc<Model>, config: EngineConfig) -> Result<Self, StartEngineError> {
         config.check(model.config().context_length)?;
+        let fingerprint = model.fingerprint(config.kv);
         let shape = KvShape {
             layers: model.config().layers,
             kv_heads: model.config().kv_heads,
             head_dim: model.config().head_dim,
             pages: config.pages,
         };
-        let store = KvStore::with_kind(shape, config.kv)?;
-        let mut boot_secret = [0; 32];
-        getrandom::fill(&mut boot_secret).map_err(|_| StartEngineError::Entropy)?;
-        let fingerprint = model.fingerprint(config.kv);
-        let compute = CpuCompute::new(&model, store, config.threads, config.step_tokens_max());
-        let compat = u16::from_le_bytes([fingerprint[0], fingerprint[1]]);
-        let format = page_format(config.kv);
-        let machine = Machine::new(compute, Pages { count: config.pages, first: 0, boot_secret, format, compat });
-        let pool = machine.pool.clone();
+        let machine = |threads, first| {
+            let store = KvStore::with_kind(shape, config.kv)?;
+            let compute = CpuCompute::new(&model, store, threads, config.step_tokens_max());
+            let compat = u16::from_le_bytes([fingerprint[0], fingerprint[1]]);
+            let (count, format, boot_secret) = (config.pages, page_format(config.kv), random()?);
+            Ok::<_, StartEngineError>(Machine::new(compute, Pages { count, first, boot_secret, format, compat }))
+        };
         let inbox = Arc::new(Inbox::new(config.sequences_max + config.queue_max));
         let counters = Arc::new(Counters::new());
-        let stepper = Stepper::new(Role::Whole, inbox.clone(), counters.clone(), config);
+        let stepper = |role| Stepper::new(role, inbox.clone(), counters.clone(), config);
+        let mut threads = Threads { alive: Arc::new(Alive(counters.clone(), inbox.clone())), running: Vec::new() };
+        let split = config.split.resolved();
+        let [prefill_threads, decode_threads] = match split {
+            Split::Copy => config.teams(),
+            _ => [0, config.threads],
+        };
+        // INVARIANT: `config.check` bounds `pages` below half of `u32::MAX`.
+        let first_page = if split == Split::Copy { u32::try_from(config.pages).unwrap_or(u32::MAX) } else { 0 };
+        let of_decode = machine(decode_threads, first_page)?;
+        let mut pools = vec![of_decode.pool.clone()];
         #[cfg(feature = "fault-injection")]
-        let planted = stepper.planted.clone();
-        let alive = Alive(counters.clone(), inbox.clone());
-        let thread = std::thread::Builder::new().name("engine-step".into()).spawn(move || {
-            let _alive = alive;
-            stepper.run(machine);
-        })?;
+        let planted = crate::fault::Planted::default();
+        let groups = |compute: &CpuCompute| {
+            let terms = Terms::new(random()?, compute, fingerprint, split == Split::Relabel, config.sequences_max);
+            let terms = terms.ok_or(StartEngineError::Handoff)?;
+            let lives = [Incarnation(random_number()?), Incarnation(random_number()?)];
+            #[cfg_attr(not(feature = "fault-injection"), allow(unused_mut, reason = "faults are planted in them"))]
+            let [mut decode, mut prefill] = [stepper(Role::Decode), stepper(Role::Prefill)];
+            #[cfg(feature = "fault-injection")]
+            {
+                (decode.planted, prefill.planted) = (planted.clone(), planted.clone());
+            }
+            let decode = DecodeGroup::new(decode, terms.clone(), lives[0], lives[1], random()?);
+            Ok::<_, StartEngineError>((decode, PrefillGroup::new(prefill, terms, lives[1])))
+        };
+        match split {
+            Split::Copy => {
+                let of_prefill = machine(prefill_threads, 0)?;
+                pools.push(of_prefill.pool.clone());
+                let (decode, prefill) = groups(&of_decode.compute)?;
+                let between = Between::new(inbox.clone());
+                let ends = between.clone();
+                threads.start("engine-decode", move || between.run_decode(decode, of_decode))?;
+                let started = threads.start("engine-prefill", move || ends.run_prefill(prefill, of_prefill));
+                started.inspect_err(|_| inbox.stop())?;
+            }
+            Split::Relabel | Split::Auto => {
+                let (decode, prefill) = groups(&of_decode.compute)?;
+                let pair = Pair::new(decode, prefill, of_decode, None);
+                threads.start("engine-step", move || pair.run())?;
+            }
+            Split::Off => {
+                #[cfg_attr(not(feature = "fault-injection"), allow(unused_mut, reason = "faults are planted in it"))]
+                let mut whole = stepper(Role::Whole);
+                #[cfg(feature = "fault-injection")]
+                {
+                    whole.planted = planted.clone();
+                }
+                threads.start("engine-step", move || whole.run(of_decode))?;
+            }
+        }
         let context_length = config.context_tokens_max.unwrap_or(model.config().context_length);
         let context_max = context_length.min(config.pages * PAGE_TOKENS);
-        let thread = Mutex::new(Some(thread));
         Ok(Self(Arc::new(Handle {
             fingerprint,
             model,
-            pool,
+            pools,
             inbox,
             counters,
             context_max,
-            thread,
+            split,
+            threads: Mutex::new(threads),
             #[cfg(feature = "fault-injection")]
             planted,
         })))
@@ -169,6 +246,12 @@ impl Engine {
     #[must_use]
     pub fn model_fingerprint(&self) -> [u8; 32] {
         self.0.fingerprint
+    }
+
+    /// How prefill and decode share the work: never [`Split::Auto`].
+    #[must_use]
+    pub fn split(&self) -> Split {
+        self.0.split
     }
 
     /// Tokens of prompt and completion together at most: the configured context, else the model's, or the pool if that is
@@ -235,9 +318,10 @@ impl Engine {
             alive: counters.alive.load(Ordering::SeqCst),
             sequences_running: counters.running.load(Ordering::Relaxed),
             sequences_waiting: self.0.inbox.waiting(),
-            pages: self.0.pool.counts(),
+            pages: PageCounts::sum(self.0.pools.iter().map(PagePool::counts)),
             tokens_prefilled_total: counters.prefilled.load(Ordering::Relaxed),
             tokens_decoded_total: counters.decoded.load(Ordering::Relaxed),
+            handoff_verified: Duration::from_nanos(counters.verified_ns.load(Ordering::Relaxed)),
         }
     }
 
@@ -251,8 +335,8 @@ impl Engine {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.inbox.stop();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
+        let threads = std::mem::take(&mut self.threads.lock().unwrap_or_else(PoisonError::into_inner).running);
+        for thread in threads {
             // A panic of the engine's thread has been reported by the hook and has failed its requests.
             let _panicked = thread.join();
         }
@@ -280,7 +364,7 @@ pub(crate) fn enqueue(
     if tokens_max > context_max || tokens_max <= prompt_tokens {
         return Err(SubmitError::TooLong { tokens: tokens_max, tokens_max: context_max });
     }
-    let (sender, receiver) = mpsc::channel(STEPS_AHEAD);
+    let (sender, receiver) = mpsc::channel(STEPS_AHEAD + 1);
     let request = Running::new(sequence, sampling, tokens_max, sender);
     let steps = Steps::new(request.request, receiver, inbox.clone(), prompt_tokens);
     match inbox.push(request) {
@@ -288,6 +372,18 @@ pub(crate) fn enqueue(
         Err(Refused::Full) => Err(SubmitError::Full { retry_after_ms: RETRY_AFTER_MS }),
         Err(Refused::Stopped) => Err(SubmitError::Stopped),
     }
+}
+
+fn random() -> Result<[u8; 32], StartEngineError> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(|_| StartEngineError::Entropy)?;
+    Ok(bytes)
+}
+
+fn random_number() -> Result<u64, StartEngineError> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|_| StartEngineError::Entropy)?;
+    Ok(u64::from_le_bytes(bytes))
 }
 
 fn page_format(kind: KvKind) -> PageFormat {

@@ -89,6 +89,7 @@ impl<C> fmt::Debug for StepExecutor<C> {
 mod tests {
     use super::*;
     use crate::compute::tracer::Tracer;
+    use crate::config::Split;
     use crate::steps::StepError;
     use engine_kernels::KvKind;
     use policies_domain::TenantId;
@@ -101,6 +102,8 @@ mod tests {
         prefill_chunk_tokens: 32,
         context_tokens_max: None,
         kv: KvKind::F32,
+        split: Split::Off,
+        decode_threads: None,
     };
 
     fn label(number: u32) -> Label {

@@ -35,6 +35,36 @@ pub enum Fault {
         /// Whose requests are hit.
         reader: TenantId,
     },
+    /// The prompt's pages are freed as soon as they are offered, before anybody has fetched them.
+    EarlyFree {
+        /// Whose requests are hit.
+        reader: TenantId,
+    },
+    /// Somebody who writes late under the tag of another life reaches a page that landed, after its bytes have come.
+    LateWriter {
+        /// Whose requests are hit.
+        reader: TenantId,
+    },
+    /// One byte of a page's K and V is flipped on its way.
+    FlippedByte {
+        /// Whose requests are hit.
+        reader: TenantId,
+    },
+    /// The prefill group seals its manifests with those of two handoffs exchanged: this tenant's and the next one's.
+    SwappedManifests {
+        /// Whose requests are hit.
+        reader: TenantId,
+    },
+    /// The prefill group takes the request for the next tenant's.
+    WrongDomain {
+        /// Whose requests are hit.
+        reader: TenantId,
+    },
+    /// The prefill group computes another prompt of the same length.
+    OtherPrompt {
+        /// Whose requests are hit.
+        reader: TenantId,
+    },
     /// One logit, as weights that overflow or a broken kernel would give it. Needs nobody else.
     Logit {
         /// Whose requests are hit.
@@ -61,6 +91,12 @@ impl Planted {
             | Fault::ForeignPageIndex { reader }
             | Fault::SwappedPages { reader }
             | Fault::FalseTrace { reader }
+            | Fault::EarlyFree { reader }
+            | Fault::LateWriter { reader }
+            | Fault::FlippedByte { reader }
+            | Fault::SwappedManifests { reader }
+            | Fault::WrongDomain { reader }
+            | Fault::OtherPrompt { reader }
             | Fault::Logit { reader, .. }) = fault;
             Label::of(*reader) == label
         })

@@ -5,6 +5,7 @@ use policies_domain::Label;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Requests that wait for a slot, and how many are inside already.
 #[derive(Default)]
@@ -104,19 +105,27 @@ impl Inbox {
         }
     }
 
-    /// Runs `ready` with the queue until it says yes or the engine is stopped; sleeps in between. `false`: stopped.
-    pub(crate) fn wait_until(&self, mut ready: impl FnMut(&mut Queue) -> bool) -> bool {
-        let mut queue = self.lock();
+    /// Runs `ready` with the queue until it says yes, `pause` is over or the engine is stopped; sleeps in between. `false`:
+    /// stopped.
+    pub(crate) fn wait_until(&self, pause: Option<Duration>, mut ready: impl FnMut(&mut Queue) -> bool) -> bool {
+        let (mut queue, mut over) = (self.lock(), false);
         loop {
             // INVARIANT: `asleep` is set before `ready` looks, so whoever changes what it looked at will wake us.
             self.asleep.store(true, Ordering::SeqCst);
             fence(Ordering::SeqCst);
-            let found = ready(&mut queue);
+            let found = ready(&mut queue) || over;
             if found || self.is_stopped() {
                 self.asleep.store(false, Ordering::SeqCst);
                 return !self.is_stopped();
             }
-            queue = self.woken.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            match pause {
+                None => queue = self.woken.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                Some(pause) => {
+                    let waited = self.woken.wait_timeout(queue, pause).unwrap_or_else(PoisonError::into_inner);
+                    over = waited.1.timed_out();
+                    queue = waited.0;
+                }
+            }
         }
     }
 

@@ -4,7 +4,6 @@
 //! come back through one bounded channel each. Dropping [`Steps`] cancels: a running prefill stops within one layer.
 //! What this crate refuses to do: to decide whether a step's text may be sent. It reports what was read.
 #![forbid(unsafe_code)]
-#![allow(dead_code, reason = "the roles of the step loop are used by the two groups, which come next")]
 
 mod admission;
 mod compute;
@@ -21,11 +20,12 @@ mod machine;
 mod running;
 mod sampling;
 mod sequence;
+mod split;
 mod step;
 mod steps;
 
 pub use compute::Compute;
-pub use config::{EngineBounds, EngineConfig, StartEngineError};
+pub use config::{EngineBounds, EngineConfig, Split, StartEngineError};
 pub use engine::{Engine, EngineStats, SubmitError};
 pub use engine_handoff::Check;
 pub use engine_kernels::KvKind;
@@ -35,4 +35,6 @@ pub use executor::StepExecutor;
 pub use fault::Fault;
 pub use sampling::Sampling;
 pub use sequence::{PromptInput, Sequence, TokenizeError};
+#[cfg(feature = "fault-injection")]
+pub use split::SplitExecutor;
 pub use steps::{StepError, Steps, Timings, Usage};

@@ -9,7 +9,7 @@ use engine_handoff::{FirstStep, FirstToken, Route};
 use engine_kv::{BlockTable, PAGE_TOKENS};
 use policies_domain::{Completion, FinishReason, Label, PageTrace, RequestId, Step};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 use tokio::sync::mpsc;
 
@@ -56,6 +56,10 @@ pub(crate) struct Outlet {
 #[derive(Default)]
 struct Progress {
     next_step: AtomicU32,
+    /// How often the request was begun anew: whoever works at an earlier try has nothing to say any more.
+    restarts: AtomicU32,
+    /// The reader was told that the request failed: nothing follows.
+    failed: AtomicBool,
     prefill_us: AtomicU64,
 }
 
@@ -105,19 +109,21 @@ impl Running {
         }
     }
 
-    /// The client has dropped its [`crate::Steps`].
+    /// The client has dropped its [`crate::Steps`] or was told of a failure, or this is an earlier try of the request.
     pub(crate) fn cancelled(&self) -> bool {
-        self.outlet.deliveries.is_closed()
+        let Progress { restarts, failed, .. } = &*self.outlet.progress;
+        let earlier = restarts.load(Ordering::SeqCst) != self.restarts;
+        earlier || failed.load(Ordering::SeqCst) || self.outlet.deliveries.is_closed()
     }
 
-    /// Its channel takes another step.
+    /// Its channel takes another step, and a last word after it.
     pub(crate) fn has_room(&self) -> bool {
-        self.outlet.deliveries.capacity() > 0
+        self.outlet.deliveries.capacity() > 1
     }
 
     /// Its reader has taken all that was there and waits: going on is worth a recomputation.
     pub(crate) fn may_resume(&self) -> bool {
-        self.outlet.deliveries.capacity() == STEPS_AHEAD
+        self.outlet.deliveries.capacity() > STEPS_AHEAD
     }
 
     /// What a prefill group gets to know of the request: no text comes from there.
@@ -158,12 +164,19 @@ impl Running {
         }
     }
 
+    /// It gets pages, none of which it has read. When a step was delivered before, its reader learns that these are others.
+    pub(crate) fn begin(&mut self, block_table: BlockTable) {
+        self.block_table = Some(block_table);
+        self.restarted |= self.outlet.progress.next_step.load(Ordering::Relaxed) > 0;
+    }
+
     /// It lets go of its pages and is computed anew from its first token.
     pub(crate) fn begin_anew(&mut self) {
         (self.block_table, self.route, self.first) = (None, None, None);
         self.computed = 0;
         self.restarted = true;
         self.restarts += 1;
+        self.outlet.progress.restarts.store(self.restarts, Ordering::SeqCst);
     }
 
     /// It has a slot. Only the first one ends its time in the queue.
@@ -245,12 +258,18 @@ impl Running {
 
     /// The request ends without its answer.
     pub(crate) fn deliver_error(&self, error: StepError) -> Next {
-        // INVARIANT: `has_room` was asked before the step, and only this thread sends; a closed channel is a cancel.
-        let _closed = self.outlet.deliveries.try_send(self.delivery(Err(error)));
+        if !self.cancelled() {
+            // INVARIANT: a place is always kept for this; a closed channel is a cancel.
+            let _closed = self.outlet.deliveries.try_send(self.delivery(Err(error)));
+            self.outlet.progress.failed.store(true, Ordering::SeqCst);
+        }
         Next::Ended
     }
 
     fn deliver_step(&mut self, trace: PageTrace, tokens: u32, text: String, finish: Option<FinishReason>) -> Next {
+        if self.cancelled() {
+            return Next::Ended;
+        }
         let text = Completion::new(text);
         let restarted = std::mem::take(&mut self.restarted);
         let index = self.outlet.progress.next_step.fetch_add(1, Ordering::Relaxed);

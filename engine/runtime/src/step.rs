@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Free pages whose memory an idle engine keeps, for a quick start of the next short request: 24 MB of the default model.
-const PAGES_KEPT: usize = 64;
+pub(crate) const PAGES_KEPT: usize = 64;
 /// At this depth chunks are half as long as at the beginning: about where a token costs twice as much.
 const CHUNK_DEPTH: usize = 1024;
 /// Tokens that the widest matrix kernel takes at once; chunks are multiples of it.
@@ -135,7 +135,7 @@ impl Stepper {
         // Scrubbing takes a while: as much of it as possible happens before the queue is locked.
         self.forget_the_cancelled(machine);
         let inbox = self.inbox.clone();
-        inbox.wait_until(|queue| self.look(machine, queue))
+        inbox.wait_until(None, |queue| self.look(machine, queue))
     }
 
     /// Admits whoever may have a slot. `false`: nobody can go on.

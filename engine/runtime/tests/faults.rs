@@ -4,7 +4,7 @@
 mod rig;
 
 use engine_kernels::KvKind;
-use engine_runtime::{EngineConfig, Fault, PromptInput, StepError};
+use engine_runtime::{EngineConfig, Fault, PromptInput, Split, StepError};
 use policies_domain::{Label, PageRead};
 use rig::{ACME, GLOBEX, answer, engine, greedy, submit, tenant};
 
@@ -16,6 +16,8 @@ const CONFIG: EngineConfig = EngineConfig {
     prefill_chunk_tokens: 32,
     context_tokens_max: None,
     kv: KvKind::Bf16,
+    split: Split::Off,
+    decode_threads: None,
 };
 
 #[tokio::test]

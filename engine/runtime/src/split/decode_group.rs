@@ -1,0 +1,418 @@
+//! The group that goes on from where the prefill group ends. It holds the desk, too: who has a slot here has a handoff.
+
+#[cfg(feature = "fault-injection")]
+mod planting;
+mod transfer;
+
+use super::{CREDIT, HEARTBEAT, LEASE, Parcel, Terms, life_of, measure, quarantine};
+use crate::compute::Compute;
+use crate::inbox::Queue;
+use crate::machine::Machine;
+use crate::running::{Next, Running};
+use crate::step::{Role, Stepper};
+use crate::steps::StepError;
+use engine_handoff::{
+    AbortReason, Attempt, Check, DecodeConfig, DecodeHost, DecodeInput, DecodeSide, DeskConfig, Effect, End, FirstStep,
+    HandoffDesk, HandoffId, Incarnation, Landed, Message, Opening, Order, PageSlot, Party, Refusal, Route,
+};
+use engine_kv::{BlockTable, InboundTable, OutboundTable, PAGE_TOKENS, PageState, Ticket};
+use policies_domain::{Generation, Outcome, PageId, TransferId};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often a request's handoff may end without a fault of anybody's, such as a lease that ran out.
+const ATTEMPTS_MAX: u32 = 4;
+
+/// Everything that is computed after a first token.
+pub(crate) struct DecodeGroup {
+    pub(crate) stepper: Stepper,
+    pub(crate) outbox: VecDeque<Parcel>,
+    desk: HandoffDesk,
+    side: DecodeSide,
+    terms: Terms,
+    prefill: Incarnation,
+    /// Handoffs that were opened and have not ended.
+    inbound: BTreeMap<HandoffId, Inbound>,
+    ids: ChaCha8Rng,
+    transfers: u32,
+}
+
+/// What is kept for a handoff, then what came of it.
+struct Inbound {
+    route: Route,
+    transfer: TransferId,
+    pages: Vec<PageSlot>,
+    kept: Kept,
+    /// For the bytes that are coming.
+    tickets: Vec<Ticket>,
+    /// The tags that the bytes brought along, in the order of the sequence.
+    carried: Vec<u32>,
+    refusal: Option<Refusal>,
+}
+
+enum Kept {
+    Nothing,
+    /// Pages of its own for bytes that come from another pool.
+    Promised(InboundTable),
+    /// The very pages, where both groups have one pool.
+    Offered(OutboundTable),
+    /// They are the request's.
+    Owned(BlockTable),
+}
+
+struct Host<'a, C> {
+    machine: &'a Machine<C>,
+    inbound: &'a BTreeMap<HandoffId, Inbound>,
+    running: &'a [Running],
+    in_place: bool,
+}
+
+impl<C: Compute> DecodeHost for Host<'_, C> {
+    fn kept(&self, route: Route, page: PageId) -> Option<Generation> {
+        let state = if self.in_place { PageState::Outbound } else { PageState::Inbound };
+        life_of(&self.machine.pool, &self.inbound.get(&route.id)?.pages, state, page)
+    }
+
+    fn admits(&self, route: Route, first: &FirstStep) -> bool {
+        let request = self.running.iter().find(|request| request.route == Some(route));
+        let known = first.token.reveal() < self.machine.compute.vocabulary() && first.grammar == [0; 32];
+        request.is_some_and(|request| request.sampler.state_after_one() == first.sampler) && known
+    }
+}
+
+impl DecodeGroup {
+    /// `life` and `ids` drawn at random; `prefill` is the life of the group that computes the prompts.
+    pub(crate) fn new(stepper: Stepper, terms: Terms, life: Incarnation, prefill: Incarnation, ids: [u8; 32]) -> Self {
+        assert_eq!(stepper.role, Role::Decode, "a decode group computes no prompts");
+        let (handoffs_max, checks, remember) = (terms.handoffs_max, terms.checks, 2 * LEASE);
+        let desk =
+            DeskConfig { credit_ms: CREDIT.as_millis() as u32, handoffs_max, heartbeat: HEARTBEAT, remember, checks };
+        let side = DecodeConfig {
+            key: terms.key.clone(),
+            fingerprint: terms.fingerprint,
+            page_tokens: PAGE_TOKENS as u32,
+            in_place: terms.in_place,
+            handoffs_max,
+            heartbeat: HEARTBEAT,
+            remember,
+            checks,
+        };
+        Self {
+            stepper,
+            outbox: VecDeque::new(),
+            desk: HandoffDesk::new(Arc::new(desk)),
+            side: DecodeSide::new(Arc::new(side), life),
+            terms,
+            prefill,
+            inbound: BTreeMap::new(),
+            ids: ChaCha8Rng::from_seed(ids),
+            transfers: 0,
+        }
+    }
+
+    /// Handoffs are on their way: time matters.
+    pub(crate) fn awaits(&self) -> bool {
+        !self.inbound.is_empty()
+    }
+
+    /// Admits whoever may have a slot. `false`: nobody can go on here.
+    pub(crate) fn look(&mut self, machine: &mut Machine<impl Compute>, now: Duration, queue: &mut Queue) -> bool {
+        let found = self.stepper.look(machine, queue);
+        self.settle(machine, now);
+        found
+    }
+
+    /// One token for everybody who has pages.
+    pub(crate) fn step(&mut self, machine: &mut Machine<impl Compute>, now: Duration) {
+        self.deliver_firsts(machine);
+        self.stepper.decode_once(machine);
+        self.settle(machine, now);
+    }
+
+    /// Takes in what the prefill group sent.
+    pub(crate) fn receive(&mut self, machine: &mut Machine<impl Compute>, now: Duration, parcel: Parcel) {
+        match parcel {
+            Parcel::Message { from, to: Party::Gateway, message } => {
+                let effects = self.desk.receive(now, from, &message);
+                self.act_all(machine, now, Party::Gateway, effects);
+            }
+            Parcel::Message { from, to: Party::Decode, message } => {
+                if matches!(message, Message::Abort { .. }) {
+                    // The desk is here: what was meant for it, too, may have been lost.
+                    let effects = self.desk.receive(now, from, &message);
+                    self.act_all(machine, now, Party::Gateway, effects);
+                }
+                self.tell(machine, now, DecodeInput::Message { from, message });
+            }
+            Parcel::Bytes { route, bytes } => {
+                let input = self.land(machine, route, &bytes);
+                #[cfg(feature = "fault-injection")]
+                self.plant_late_writer(machine, route);
+                self.tell(machine, now, input);
+            }
+            Parcel::Table { route, table } => self.take(machine, now, route, *table),
+            // Not this group's to get.
+            Parcel::Message { .. } | Parcel::Request { .. } | Parcel::Returned { .. } => (),
+        }
+    }
+
+    /// Time has passed.
+    pub(crate) fn tick(&mut self, machine: &mut Machine<impl Compute>, now: Duration) {
+        let effects = self.desk.tick(now);
+        self.act_all(machine, now, Party::Gateway, effects);
+        self.tell(machine, now, DecodeInput::Tick);
+    }
+
+    /// Makes handoffs and slots agree: a handoff whose request is gone or lost its slot ends, a request that got a slot and
+    /// has no pages gets a handoff.
+    fn settle(&mut self, machine: &mut Machine<impl Compute>, now: Duration) {
+        let running = &self.stepper.running;
+        let wanted =
+            |route: &Route| running.iter().any(|request| request.route == Some(*route) && !request.cancelled());
+        let gone: Vec<Route> =
+            self.inbound.values().map(|inbound| inbound.route).filter(|route| !wanted(route)).collect();
+        for route in gone {
+            let effects = self.desk.client_left(now, route.id);
+            self.act_all(machine, now, Party::Gateway, effects);
+        }
+        while let Some(index) =
+            self.stepper.running.iter().position(|request| !request.is_here() && request.route.is_none())
+        {
+            if !self.open(machine, now, index) {
+                break;
+            }
+        }
+        machine.reclaim();
+        self.stepper.pages_awaited = false;
+    }
+
+    /// Opens a handoff for a request. `false`: there are too many already.
+    fn open(&mut self, machine: &mut Machine<impl Compute>, now: Duration, index: usize) -> bool {
+        let request = &self.stepper.running[index];
+        let order =
+            Order { domain: request.label, request: self.terms.digest(request), tokens: request.tokens.len() as u32 };
+        let (attempt, ids) = (Attempt(request.restarts), &mut self.ids);
+        let opening = Opening { order, attempt, prefill: self.prefill, decode: self.side.life() };
+        let draw = || {
+            let mut bytes = [0; 16];
+            ids.fill_bytes(&mut bytes);
+            HandoffId::from_bytes(bytes)
+        };
+        let Ok((route, effects)) = self.desk.open(opening, draw) else { return false };
+        self.transfers = (self.transfers + 1) & TransferId::MAX;
+        let Some(transfer) = TransferId::new(self.transfers) else { return false };
+        self.stepper.running[index].route = Some(route);
+        let inbound = Inbound {
+            route,
+            transfer,
+            pages: Vec::new(),
+            kept: Kept::Nothing,
+            tickets: Vec::new(),
+            carried: Vec::new(),
+            refusal: None,
+        };
+        self.inbound.insert(route.id, inbound);
+        self.act_all(machine, now, Party::Gateway, effects);
+        true
+    }
+
+    /// The first tokens of what was committed leave, as their readers read.
+    fn deliver_firsts(&mut self, machine: &mut Machine<impl Compute>) {
+        let mut index = 0;
+        while index < self.stepper.running.len() {
+            let request = &mut self.stepper.running[index];
+            index += 1;
+            if !request.has_room() || !request.is_here() {
+                continue;
+            }
+            let Some(token) = request.first.take() else { continue };
+            let mut entries = Vec::new();
+            let trace = request.block_table.as_ref().and_then(|block_table| {
+                block_table.capabilities(request.computed, &mut entries);
+                machine.pool.trace(&entries, request.computed).ok()
+            });
+            let next = match trace {
+                Some(trace) => request.deliver_first(machine.told(trace), token, &machine.compute),
+                None => request.deliver_error(StepError::Internal),
+            };
+            if next == Next::Ended {
+                index -= 1;
+                self.stepper.running.remove(index);
+            }
+        }
+    }
+
+    fn tell(&mut self, machine: &mut Machine<impl Compute>, now: Duration, input: DecodeInput) {
+        let effects = self.side_step(machine, now, input);
+        self.act_all(machine, now, Party::Decode, effects);
+    }
+
+    fn side_step(&mut self, machine: &Machine<impl Compute>, now: Duration, input: DecodeInput) -> Vec<Effect> {
+        let (inbound, running) = (&self.inbound, &self.stepper.running[..]);
+        let host = Host { machine, inbound, running, in_place: self.terms.in_place };
+        self.side.step(now, input, &host)
+    }
+
+    /// Does what the desk or the side asks for, and what the answers lead to, in order.
+    fn act_all(&mut self, machine: &mut Machine<impl Compute>, now: Duration, by: Party, effects: Vec<Effect>) {
+        let mut queue: VecDeque<(Party, Effect)> = effects.into_iter().map(|effect| (by, effect)).collect();
+        while let Some((by, effect)) = queue.pop_front() {
+            let input = match effect {
+                Effect::Send { to: Party::Gateway, message } => {
+                    let effects = self.desk.receive(now, by, &message);
+                    queue.extend(effects.into_iter().map(|effect| (Party::Gateway, effect)));
+                    continue;
+                }
+                Effect::Send { to: Party::Decode, message } => {
+                    Some(DecodeInput::Message { from: by, message: self.own_order(message) })
+                }
+                effect => self.act(machine, by, effect),
+            };
+            if let Some(input) = input {
+                let effects = self.side_step(machine, now, input);
+                queue.extend(effects.into_iter().map(|effect| (Party::Decode, effect)));
+            }
+        }
+        let side = &self.side;
+        let desk = &self.desk;
+        self.inbound.retain(|id, _| side.state(*id).is_some() || desk.state(*id).is_some());
+    }
+
+    /// The order as this group's own copy of the request says it.
+    fn own_order(&self, message: Message) -> Message {
+        let Message::Reserve { route, order, credit_ms } = message else { return message };
+        let own = self.request(route).map(|request| Order {
+            domain: request.label,
+            request: self.terms.digest(request),
+            tokens: request.tokens.len() as u32,
+        });
+        Message::Reserve { route, order: own.unwrap_or(order), credit_ms }
+    }
+
+    fn request(&self, route: Route) -> Option<&Running> {
+        self.stepper.running.iter().find(|request| request.route == Some(route))
+    }
+
+    fn act(&mut self, machine: &mut Machine<impl Compute>, by: Party, effect: Effect) -> Option<DecodeInput> {
+        match effect {
+            Effect::Send { to, message } => {
+                if let Message::Start { route, .. } = &message
+                    && let Some(request) = self.request(*route)
+                {
+                    let request = Box::new(request.for_prefill());
+                    self.outbox.push_back(Parcel::Request { route: *route, request });
+                }
+                self.outbox.push_back(Parcel::Message { from: by, to, message });
+                None
+            }
+            Effect::ReservePages { route, pages, .. } => Some(self.reserve(machine, route, pages)),
+            Effect::BeginReceive { route, into } => self.begin_receive(machine, route, &into),
+            Effect::Measure { route, pages } => {
+                let started = Instant::now();
+                let (pages, layers) = measure(&machine.compute, &self.terms.content, &pages);
+                self.stepper.counters.verified(started.elapsed());
+                if let Some(inbound) = self.inbound.get_mut(&route.id) {
+                    inbound.carried = pages.iter().map(|page| page.tag).collect();
+                }
+                Some(DecodeInput::Measured { route, landed: Landed { pages, layers } })
+            }
+            Effect::Relabel { route, .. } => Some(self.relabel(machine, route)),
+            Effect::StartDecode { route, tokens, first } => {
+                self.start(route, tokens, &first);
+                None
+            }
+            Effect::Quarantine { route, evidence } => {
+                if let Some(inbound) = self.inbound.get(&route.id) {
+                    quarantine(machine, &inbound.pages, evidence);
+                }
+                None
+            }
+            Effect::Fence { route } => {
+                // Nothing works at pages here while this is done; what may still come finds no ticket.
+                if let Some(inbound) = self.inbound.get_mut(&route.id) {
+                    transfer::settle_all(&mut inbound.tickets, Outcome::Failed);
+                }
+                self.let_go(route);
+                Some(DecodeInput::Fenced { route })
+            }
+            Effect::Release { route } => {
+                self.let_go(route);
+                None
+            }
+            Effect::Incident(incident) => {
+                tracing::error!(?incident, "handoff refused");
+                if let Some(inbound) = self.inbound.get_mut(&incident.route.id) {
+                    inbound.refusal = Some(incident.refusal);
+                }
+                self.let_go(incident.route);
+                None
+            }
+            Effect::Ended { route, end } => {
+                self.ended(route, end);
+                None
+            }
+            Effect::Count(dropped) => {
+                tracing::debug!(?dropped, "a message that no handoff waits for");
+                None
+            }
+            // Not this side's to do.
+            Effect::StartPrefill { .. } | Effect::Seal { .. } | Effect::BeginSend { .. } => None,
+        }
+    }
+
+    fn start(&mut self, route: Route, tokens: u32, first: &FirstStep) {
+        let kept = self.inbound.get_mut(&route.id).map(|inbound| std::mem::replace(&mut inbound.kept, Kept::Nothing));
+        let Some(index) = self.stepper.running.iter().position(|request| request.route == Some(route)) else { return };
+        let request = &mut self.stepper.running[index];
+        match kept {
+            Some(Kept::Owned(block_table)) => {
+                request.block_table = Some(block_table);
+                request.computed = tokens as usize;
+                request.first = Some(first.token.reveal());
+                request.route = None;
+            }
+            // The ledger found something after all: nothing of it is used.
+            _ => self.stepper.fail(index, StepError::Handoff { check: Check::V9 }),
+        }
+    }
+
+    fn ended(&mut self, route: Route, end: End) {
+        let End::Aborted(reason) = end else { return };
+        let Some(index) = self.stepper.running.iter().position(|request| request.route == Some(route)) else { return };
+        let refusal = self.inbound.get(&route.id).and_then(|inbound| inbound.refusal);
+        let alone = self.stepper.running.len() == 1;
+        match reason {
+            // The prefill side has one check; all others are this side's.
+            AbortReason::Refused => {
+                let check = refusal.map_or(Check::C3, Refusal::check);
+                self.stepper.fail(index, StepError::Handoff { check });
+            }
+            AbortReason::NoCredit if alone => self.stepper.fail(index, StepError::PoolExhausted),
+            AbortReason::NoCredit => self.again(index),
+            // When it was the prompt's own fault, its client was told by the prefill group, and nobody waits any more.
+            AbortReason::ClientLeft
+            | AbortReason::PrefillFailed
+            | AbortReason::TransferFailed
+            | AbortReason::Expired
+            | AbortReason::PeerRestarted
+            | AbortReason::NotHeld => {
+                if self.stepper.running[index].handoffs_failed < ATTEMPTS_MAX {
+                    self.stepper.running[index].handoffs_failed += 1;
+                    self.again(index);
+                } else {
+                    self.stepper.fail(index, StepError::Internal);
+                }
+            }
+        }
+    }
+
+    /// It waits for another slot and another handoff.
+    fn again(&mut self, index: usize) {
+        let mut request = self.stepper.running.remove(index);
+        request.begin_anew();
+        self.stepper.preempted.push(request);
+    }
+}

@@ -1,0 +1,141 @@
+//! What becomes of the pages of a handoff on the decode group's end.
+
+use super::{DecodeGroup, Kept};
+use crate::compute::Compute;
+use crate::machine::{Machine, page_ref};
+use crate::split::{Parcel, held_by, slot, slots};
+use engine_handoff::{DecodeInput, DecodeState, PageSlot, Route};
+use engine_kv::{Capability, InboundTable, OutboundTable, Ticket};
+use policies_domain::{HolderId, Outcome, PageLife, TicketKind};
+use std::time::Duration;
+
+impl DecodeGroup {
+    pub(super) fn reserve(&mut self, machine: &mut Machine<impl Compute>, route: Route, pages: u32) -> DecodeInput {
+        let exhausted = DecodeInput::Exhausted { route };
+        let Some(request) = self.request(route) else { return exhausted };
+        let (label, tokens) = (request.label, request.tokens.len());
+        if self.terms.in_place {
+            let enough = machine.pool.counts().free >= pages as usize;
+            return if enough { DecodeInput::Reserved { route, pages: Vec::new() } } else { exhausted };
+        }
+        let Some(inbound) = self.inbound.get_mut(&route.id) else { return exhausted };
+        let (compute, mut assigned) = (&mut machine.compute, true);
+        let assign = |capability: Capability| assigned &= compute.assign(page_ref(capability)).is_ok();
+        let reserved = InboundTable::reserve(&machine.pool, label, inbound.transfer, tokens, assign);
+        assert!(assigned, "the pool and the store disagree about which pages exist");
+        let Ok(table) = reserved else { return exhausted };
+        inbound.pages = table.pages().map(|(life, capability)| slot(life, capability)).collect();
+        inbound.kept = Kept::Promised(table);
+        DecodeInput::Reserved { route, pages: inbound.pages.clone() }
+    }
+
+    /// From here on the pages have a writer, who is whoever brings the bytes.
+    pub(super) fn begin_receive(
+        &mut self,
+        machine: &Machine<impl Compute>,
+        route: Route,
+        into: &[PageSlot],
+    ) -> Option<DecodeInput> {
+        if self.terms.in_place {
+            return None;
+        }
+        let lost = Some(DecodeInput::Lost { route });
+        let Some(inbound) = self.inbound.get_mut(&route.id) else { return lost };
+        let holder = HolderId(inbound.transfer.number().into());
+        for page in into {
+            let life = PageLife { page: page.page, generation: page.generation };
+            match machine.pool.ticket(life, TicketKind::Write, holder) {
+                Ok(ticket) => inbound.tickets.push(ticket),
+                Err(_) => {
+                    settle_all(&mut inbound.tickets, Outcome::Failed);
+                    return lost;
+                }
+            }
+        }
+        None
+    }
+
+    /// Copies the bytes into the pages that have a ticket for them. Whoever comes late has none.
+    pub(super) fn land(&mut self, machine: &mut Machine<impl Compute>, route: Route, bytes: &[u8]) -> DecodeInput {
+        let lost = DecodeInput::Lost { route };
+        let Some(inbound) = self.inbound.get_mut(&route.id).filter(|inbound| inbound.route == route) else {
+            return lost;
+        };
+        let tickets = std::mem::take(&mut inbound.tickets);
+        let mut whole = !tickets.is_empty() && bytes.len().is_multiple_of(tickets.len());
+        let page_bytes = bytes.len() / tickets.len().max(1);
+        for ((page, ticket), at) in inbound.pages.iter().zip(tickets).zip((0..).step_by(page_bytes.max(1))) {
+            let page_bytes = bytes.get(at..at + page_bytes).filter(|_| whole);
+            whole &= page_bytes.is_some_and(|bytes| machine.compute.land(held_by(page), bytes).is_ok());
+            whole &= ticket.settle(if whole { Outcome::Done } else { Outcome::Failed }).is_ok();
+        }
+        if whole { DecodeInput::Arrived { route, pages: inbound.pages.clone() } } else { lost }
+    }
+
+    /// The pages themselves come. Nobody may wait for them any more: then they go back at once.
+    pub(super) fn take(
+        &mut self,
+        machine: &mut Machine<impl Compute>,
+        now: Duration,
+        route: Route,
+        table: OutboundTable,
+    ) {
+        let receiving = self.side.state(route.id) == Some(DecodeState::Receiving);
+        match self.inbound.get_mut(&route.id).filter(|inbound| inbound.route == route && receiving) {
+            Some(inbound) => {
+                inbound.pages = slots(&table);
+                inbound.kept = Kept::Offered(table);
+                let pages = inbound.pages.clone();
+                #[cfg(feature = "fault-injection")]
+                self.plant_late_writer(machine, route);
+                self.tell(machine, now, DecodeInput::Arrived { route, pages });
+            }
+            None => {
+                drop(table);
+                self.outbox.push_back(Parcel::Returned { route });
+            }
+        }
+    }
+
+    /// What was verified is the request's now, in new lives with new tags.
+    pub(super) fn relabel(&mut self, machine: &mut Machine<impl Compute>, route: Route) -> DecodeInput {
+        let Some(tokens) = self.request(route).map(|request| request.tokens.len()) else {
+            return DecodeInput::Fenced { route };
+        };
+        let Some(inbound) = self.inbound.get_mut(&route.id) else { return DecodeInput::Fenced { route } };
+        let compute = &mut machine.compute;
+        let mut carried = inbound.carried.iter();
+        let relabel = |before: Capability, now: Capability| {
+            let carried = carried.next().copied().unwrap_or(0);
+            compute.relabel(page_ref(before), carried, now.tag()).is_ok()
+        };
+        let owned = match std::mem::replace(&mut inbound.kept, Kept::Nothing) {
+            Kept::Promised(table) => table.commit(tokens, relabel).ok(),
+            Kept::Offered(table) => {
+                let owned = table.hand_over(relabel).ok();
+                self.outbox.push_back(Parcel::Returned { route });
+                owned
+            }
+            Kept::Owned(_) | Kept::Nothing => None,
+        };
+        if let Some(block_table) = owned {
+            inbound.kept = Kept::Owned(block_table);
+        }
+        DecodeInput::Relabelled { route }
+    }
+
+    /// The pages go back to the pool, or out of use if they were put under suspicion before.
+    pub(super) fn let_go(&mut self, route: Route) {
+        let Some(inbound) = self.inbound.get_mut(&route.id) else { return };
+        if let Kept::Offered(_) = std::mem::replace(&mut inbound.kept, Kept::Nothing) {
+            self.outbox.push_back(Parcel::Returned { route });
+        }
+    }
+}
+
+pub(super) fn settle_all(tickets: &mut Vec<Ticket>, outcome: Outcome) {
+    for ticket in tickets.drain(..) {
+        // Refused when the page is out of use already: then it is known that nothing came.
+        let _known = ticket.settle(outcome);
+    }
+}

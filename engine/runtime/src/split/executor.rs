@@ -1,0 +1,146 @@
+//! Both groups without a thread and without a clock: a test says who does what next, and which parcel travels.
+//!
+//! Compiled only with the feature `fault-injection`, which no shipped binary has.
+
+use super::{DecodeGroup, Pair, Parcel, PrefillGroup, Terms};
+use crate::compute::Compute;
+use crate::config::EngineConfig;
+use crate::engine::{Counters, SubmitError, enqueue};
+use crate::fault::Fault;
+use crate::inbox::Inbox;
+use crate::machine::{Machine, Pages};
+use crate::sampling::Sampling;
+use crate::sequence::Sequence;
+use crate::step::{Role, Stepper};
+use crate::steps::Steps;
+use engine_handoff::Incarnation;
+use engine_kv::{PAGE_TOKENS, PageFormat, PagePool};
+use policies_domain::{Label, RequestId};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A split engine that stands still until it is told what happens next.
+pub struct SplitExecutor<C> {
+    pair: Pair<C>,
+    inbox: Arc<Inbox>,
+    config: EngineConfig,
+    now: Duration,
+}
+
+impl<C: Compute> SplitExecutor<C> {
+    /// The decode group works on `compute`, which has [`EngineConfig::pages`] pages, and so does the prefill group when it
+    /// gets no model with as many pages of its own: pages are copied then, and stay where they are otherwise.
+    ///
+    /// # Panics
+    /// When the pages have a size that no digest is made for.
+    #[must_use]
+    #[allow(clippy::expect_used, reason = "a test that cannot be set up fails")]
+    pub fn new(compute: C, of_prefill: Option<C>, config: EngineConfig, boot_secret: [u8; 32]) -> Self {
+        let in_place = of_prefill.is_none();
+        let terms = Terms::new(boot_secret, &compute, [7; 32], in_place, config.sequences_max);
+        let terms = terms.expect("slabs have a size that digests are made for");
+        let (inbox, counters) =
+            (Arc::new(Inbox::new(config.sequences_max + config.queue_max)), Arc::new(Counters::new()));
+        let decode = Stepper::new(Role::Decode, inbox.clone(), counters.clone(), config);
+        let mut prefill = Stepper::new(Role::Prefill, inbox.clone(), counters, config);
+        prefill.planted = decode.planted.clone();
+        let (format, compat, count) = (PageFormat::F32, 0, config.pages);
+        let first = u32::try_from(count).unwrap_or(u32::MAX);
+        let of_prefill = of_prefill.map(|compute| {
+            let boot_secret = boot_secret.map(|byte| byte ^ 0x55);
+            Machine::new(compute, Pages { count, first: 0, boot_secret, format, compat })
+        });
+        let first = if in_place { 0 } else { first };
+        let machine = Machine::new(compute, Pages { count, first, boot_secret, format, compat });
+        let lives = [Incarnation(1), Incarnation(2)];
+        let decode = DecodeGroup::new(decode, terms.clone(), lives[0], lives[1], boot_secret);
+        let prefill = PrefillGroup::new(prefill, terms, lives[1]);
+        Self { pair: Pair::new(decode, prefill, machine, of_prefill), inbox, config, now: Duration::ZERO }
+    }
+
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing is queued then.
+    pub fn submit(
+        &mut self,
+        label: Label,
+        request: RequestId,
+        prompt: Vec<u32>,
+        sampling: Sampling,
+    ) -> Result<Steps, SubmitError> {
+        let context_max = (self.config.pages * PAGE_TOKENS).min(self.config.context_tokens_max.unwrap_or(usize::MAX));
+        enqueue(&self.inbox, context_max, Sequence { tokens: prompt, label, request }, sampling)
+    }
+
+    /// All that follows once, everything that is on its way included. `false`: nobody can go on before a step is read, a
+    /// request comes or time passes.
+    pub fn step(&mut self) -> bool {
+        let found = self.look();
+        if found {
+            self.pair.step(self.now);
+        }
+        found
+    }
+
+    /// Admits whoever may have a slot and forgets who left. `false`: nobody can go on.
+    pub fn look(&mut self) -> bool {
+        self.pair.decode.stepper.forget_the_cancelled(&mut self.pair.machine);
+        let (pair, now) = (&mut self.pair, self.now);
+        self.inbox.look(|queue| pair.look(now, queue))
+    }
+
+    /// One chunk of somebody's prompt.
+    pub fn prefill(&mut self) {
+        self.pair.prefill_step(self.now);
+    }
+
+    /// One token of everybody who has pages.
+    pub fn decode(&mut self) {
+        self.pair.decode_step(self.now);
+    }
+
+    /// One parcel arrives at the prefill group. `false`: there is none.
+    pub fn bring_to_prefill(&mut self) -> bool {
+        self.pair.bring_to_prefill(self.now)
+    }
+
+    /// One parcel arrives at the decode group. `false`: there is none.
+    pub fn bring_to_decode(&mut self) -> bool {
+        self.pair.bring_to_decode(self.now)
+    }
+
+    /// The next parcel to the prefill group, or to the decode group, is lost. `false`: there is none, or it holds pages.
+    pub fn lose(&mut self, to_prefill: bool) -> bool {
+        let outbox = if to_prefill { &mut self.pair.decode.outbox } else { &mut self.pair.prefill.outbox };
+        outbox.front().is_some_and(Parcel::may_be_lost) && outbox.pop_front().is_some()
+    }
+
+    /// Time passes, and the groups look at what has expired.
+    pub fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.pair.tick(self.now);
+    }
+
+    /// The ledgers of the decode group and, when it has its own, of the prefill group.
+    pub fn pools(&self) -> (&PagePool, Option<&PagePool>) {
+        (&self.pair.machine.pool, self.pair.of_prefill.as_ref().map(|machine| &machine.pool))
+    }
+
+    /// What the decode group computes on and, when it has its own, the prefill group.
+    pub fn computes(&mut self) -> (&mut C, Option<&mut C>) {
+        (&mut self.pair.machine.compute, self.pair.of_prefill.as_mut().map(|machine| &mut machine.compute))
+    }
+
+    /// Replaces the planted faults.
+    pub fn plant(&self, faults: Vec<Fault>) {
+        self.pair.decode.stepper.planted.set(faults);
+    }
+}
+
+impl<C> fmt::Debug for SplitExecutor<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SplitExecutor({:?})", self.pair.machine.pool.counts())
+    }
+}

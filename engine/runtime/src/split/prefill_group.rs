@@ -1,0 +1,338 @@
+//! The group that computes prompts and hands them over.
+
+#[cfg(feature = "fault-injection")]
+mod planting;
+
+use super::{HEARTBEAT, LEASE, Parcel, Terms, held_by, life_of, measure, quarantine, slots};
+use crate::compute::Compute;
+use crate::machine::Machine;
+use crate::running::Running;
+use crate::step::{Left, PAGES_KEPT, Role, Stepper};
+use crate::steps::StepError;
+use engine_handoff::{
+    Effect, FirstStep, HandoffId, Incarnation, Message, Order, PageSlot, Party, PrefillConfig, PrefillEnd, PrefillHost,
+    PrefillInput, PrefillSide, Route, SealedPage,
+};
+use engine_kv::{BlockTable, OutboundTable, PagePool, PageState};
+use policies_domain::{Generation, HolderId, Outcome, PageId, PageLife, TicketKind};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Everything that is computed before a first token. Made of the protocol's side, a step loop for prompts, and the pages of
+/// what is on its way.
+pub(crate) struct PrefillGroup {
+    pub(crate) stepper: Stepper,
+    pub(crate) outbox: VecDeque<Parcel>,
+    side: PrefillSide,
+    terms: Terms,
+    /// Requests that were sent and not yet ordered. At most `handoffs_max`.
+    requests: BTreeMap<HandoffId, Box<Running>>,
+    /// In the order in which they were ordered; they wait for pages.
+    waiting: VecDeque<Running>,
+    outbound: BTreeMap<HandoffId, Outbound>,
+    /// Numbers the copies that it makes, as holders of tickets.
+    copies: u64,
+    /// An offer that waits for another one to be exchanged with: a planted fault.
+    #[cfg(feature = "fault-injection")]
+    exchanged: Option<engine_handoff::SealedManifest>,
+}
+
+/// The pages of a prompt that is computed.
+struct Outbound {
+    pages: Vec<PageSlot>,
+    /// `None` when the decode group has them, which it may where both have one pool, and when they are kept as evidence.
+    table: Option<OutboundTable>,
+    /// The decode group has them.
+    away: bool,
+    /// What ends when they come back: the sending, or everything because of a fence.
+    fenced: bool,
+}
+
+struct Host<'a> {
+    pool: &'a PagePool,
+    outbound: &'a BTreeMap<HandoffId, Outbound>,
+}
+
+impl PrefillHost for Host<'_> {
+    fn sealed(&self, route: Route, page: PageId) -> Option<Generation> {
+        life_of(self.pool, &self.outbound.get(&route.id)?.pages, PageState::Outbound, page)
+    }
+}
+
+impl PrefillGroup {
+    /// `life`: drawn at random.
+    pub(crate) fn new(stepper: Stepper, terms: Terms, life: Incarnation) -> Self {
+        assert_eq!(stepper.role, Role::Prefill, "a prefill group computes prompts");
+        let config = PrefillConfig {
+            key: terms.key.clone(),
+            fingerprint: terms.fingerprint,
+            handoffs_max: terms.handoffs_max,
+            lease_ms: LEASE.as_millis() as u32,
+            heartbeat: HEARTBEAT,
+            remember: 2 * LEASE,
+            checks: terms.checks,
+        };
+        Self {
+            stepper,
+            outbox: VecDeque::new(),
+            side: PrefillSide::new(Arc::new(config), life),
+            terms,
+            requests: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            outbound: BTreeMap::new(),
+            copies: 0,
+            #[cfg(feature = "fault-injection")]
+            exchanged: None,
+        }
+    }
+
+    /// Somebody's prompt can be computed now.
+    pub(crate) fn has_work(&self) -> bool {
+        self.stepper.running.iter().any(Running::has_room) || !self.waiting.is_empty()
+    }
+
+    /// Takes in what the decode group sent.
+    pub(crate) fn receive(&mut self, machine: &mut Machine<impl Compute>, now: Duration, parcel: Parcel) {
+        match parcel {
+            #[cfg_attr(not(feature = "fault-injection"), allow(unused_mut, reason = "a fault changes it"))]
+            Parcel::Request { route, mut request } => {
+                #[cfg(feature = "fault-injection")]
+                self.plant_request(&mut request);
+                if self.requests.len() < self.terms.handoffs_max {
+                    self.requests.insert(route.id, request);
+                }
+            }
+            Parcel::Message { from, to: Party::Prefill, message } => {
+                let message = self.own_order(message);
+                let started = match &message {
+                    Message::Start { route, .. } => Some(route.id),
+                    _ => None,
+                };
+                self.tell(machine, now, PrefillInput::Message { from, message });
+                // Taken by now, unless it was said again or refused.
+                started.and_then(|id| self.requests.remove(&id));
+            }
+            Parcel::Returned { route } => self.returned(machine, now, route),
+            // Not this group's to get.
+            Parcel::Message { .. } | Parcel::Bytes { .. } | Parcel::Table { .. } => (),
+        }
+    }
+
+    /// Time has passed.
+    pub(crate) fn tick(&mut self, machine: &mut Machine<impl Compute>, now: Duration) {
+        self.tell(machine, now, PrefillInput::Tick);
+    }
+
+    /// One chunk of somebody's prompt.
+    pub(crate) fn step(&mut self, machine: &mut Machine<impl Compute>, now: Duration) {
+        self.forget_the_cancelled(machine, now);
+        self.begin(machine, now);
+        self.stepper.prefill_one_chunk(machine);
+        let idle = self.stepper.running.is_empty() && self.waiting.is_empty() && self.outbound.is_empty();
+        if idle && !self.terms.in_place {
+            machine.compute.give_back(PAGES_KEPT);
+        }
+        for Left { request, first } in std::mem::take(&mut self.stepper.left) {
+            self.prefilled(machine, now, request, first);
+        }
+    }
+
+    /// The order as this group's own copy of the request says it.
+    fn own_order(&self, message: Message) -> Message {
+        let Message::Start { route, order } = message else { return message };
+        let own = self.requests.get(&route.id).map(|request| Order {
+            domain: request.label,
+            request: self.terms.digest(request),
+            tokens: request.tokens.len() as u32,
+        });
+        Message::Start { route, order: own.unwrap_or(order) }
+    }
+
+    /// Nobody wants what they compute. The abort that says so may be late, or lost.
+    fn forget_the_cancelled(&mut self, machine: &mut Machine<impl Compute>, now: Duration) {
+        let (waiting, running) = (self.waiting.iter(), self.stepper.running.iter());
+        let cancelled: Vec<Route> =
+            waiting.chain(running).filter(|request| request.cancelled()).filter_map(|request| request.route).collect();
+        self.waiting.retain(|request| !request.cancelled());
+        self.stepper.running.retain(|request| !request.cancelled());
+        machine.reclaim();
+        for route in cancelled {
+            self.tell(machine, now, PrefillInput::Prefilled { route, end: PrefillEnd::Failed });
+        }
+    }
+
+    /// Gives pages to those who wait, as far as there are any: all that a prompt needs at once, so that nobody waits half-way.
+    fn begin(&mut self, machine: &mut Machine<impl Compute>, now: Duration) {
+        while let Some(mut request) = self.waiting.pop_front() {
+            let mut block_table = BlockTable::new(&machine.pool, request.label);
+            let Some(route) = request.route else { continue };
+            match machine.grow(&mut block_table, request.tokens.len()) {
+                Ok(()) => {
+                    request.begin(block_table);
+                    self.stepper.running.push(request);
+                    self.tell(machine, now, PrefillInput::PrefillBegan { route });
+                }
+                Err(_) => {
+                    drop(block_table);
+                    machine.reclaim();
+                    let counts = machine.pool.counts();
+                    if counts.free + counts.quarantined < counts.total {
+                        return self.waiting.push_front(request);
+                    }
+                    // Nobody holds a page: waiting would be for ever.
+                    request.deliver_error(StepError::PoolExhausted);
+                    self.tell(machine, now, PrefillInput::Prefilled { route, end: PrefillEnd::Failed });
+                }
+            }
+        }
+    }
+
+    fn prefilled(
+        &mut self,
+        machine: &mut Machine<impl Compute>,
+        now: Duration,
+        mut request: Running,
+        first: Option<FirstStep>,
+    ) {
+        let Some(route) = request.route else { return };
+        let tokens = request.tokens.len() as u32;
+        let complete = request.block_table.take().zip(first).and_then(|(block_table, first)| {
+            let table = OutboundTable::offer(block_table).ok()?;
+            let outbound = Outbound { pages: slots(&table), table: Some(table), away: false, fenced: false };
+            self.outbound.insert(route.id, outbound);
+            Some(PrefillEnd::Complete { tokens, first })
+        });
+        self.tell(machine, now, PrefillInput::Prefilled { route, end: complete.unwrap_or(PrefillEnd::Failed) });
+    }
+
+    fn returned(&mut self, machine: &mut Machine<impl Compute>, now: Duration, route: Route) {
+        let Some(outbound) = self.outbound.get_mut(&route.id) else { return };
+        outbound.away = false;
+        let fenced = outbound.fenced;
+        let input = if fenced { PrefillInput::Fenced { route } } else { PrefillInput::Sent { route } };
+        self.tell(machine, now, input);
+    }
+
+    fn tell(&mut self, machine: &mut Machine<impl Compute>, now: Duration, input: PrefillInput) {
+        let mut inputs = VecDeque::from([input]);
+        while let Some(input) = inputs.pop_front() {
+            let host = Host { pool: &machine.pool, outbound: &self.outbound };
+            for effect in self.side.step(now, input, &host) {
+                inputs.extend(self.act(machine, effect));
+            }
+        }
+        // What the protocol is done with is held no longer: given back, or taken out of use by that.
+        let side = &self.side;
+        self.outbound.retain(|id, outbound| outbound.away || side.state(*id).is_some());
+    }
+
+    /// Does what the protocol asks for; what comes of it is told to the protocol.
+    fn act(&mut self, machine: &mut Machine<impl Compute>, effect: Effect) -> Option<PrefillInput> {
+        match effect {
+            Effect::Send { to, message } => {
+                #[cfg(feature = "fault-injection")]
+                let messages = self.plant_offer(message);
+                #[cfg(not(feature = "fault-injection"))]
+                let messages = [message];
+                let from = Party::Prefill;
+                self.outbox.extend(messages.into_iter().map(|message| Parcel::Message { from, to, message }));
+                None
+            }
+            Effect::StartPrefill { route, .. } => match self.requests.remove(&route.id) {
+                Some(request) => {
+                    self.waiting.push_back(*request);
+                    None
+                }
+                None => Some(PrefillInput::Prefilled { route, end: PrefillEnd::Failed }),
+            },
+            Effect::Seal { route } => Some(self.seal(machine, route)),
+            Effect::BeginSend { route, pages } => self.send(machine, route, &pages),
+            Effect::Quarantine { route, evidence } => {
+                if let Some(outbound) = self.outbound.get(&route.id) {
+                    quarantine(machine, &outbound.pages, evidence);
+                }
+                None
+            }
+            Effect::Fence { route } => self.fence(route),
+            Effect::Release { route } => {
+                self.outbound.remove(&route.id);
+                None
+            }
+            Effect::Incident(incident) => {
+                tracing::error!(?incident, "handoff refused");
+                None
+            }
+            Effect::Count(dropped) => {
+                tracing::debug!(?dropped, "a message that no handoff waits for");
+                None
+            }
+            // Not this side's to do.
+            Effect::ReservePages { .. }
+            | Effect::BeginReceive { .. }
+            | Effect::Measure { .. }
+            | Effect::Relabel { .. }
+            | Effect::StartDecode { .. }
+            | Effect::Ended { .. } => None,
+        }
+    }
+
+    fn seal(&self, machine: &Machine<impl Compute>, route: Route) -> PrefillInput {
+        let pages = self.outbound.get(&route.id).map_or(&[][..], |outbound| &outbound.pages);
+        let started = Instant::now();
+        let (found, layers) = measure(&machine.compute, &self.terms.content, pages);
+        self.stepper.counters.verified(started.elapsed());
+        let sealed = (0..).zip(pages).zip(found);
+        let sealed = sealed.map(|((logical, slot), page)| SealedPage { logical, slot: *slot, digest: page.digest });
+        PrefillInput::Sealed { route, pages: sealed.collect(), layers }
+    }
+
+    /// Copies the pages into the parcel under a ticket for each, or gives the table itself away. The decode side compares
+    /// what it got with the manifest, so nothing is compared here.
+    fn send(&mut self, machine: &mut Machine<impl Compute>, route: Route, pages: &[PageSlot]) -> Option<PrefillInput> {
+        #[cfg(feature = "fault-injection")]
+        self.plant_bytes(machine, route, pages);
+        let failed = Some(PrefillInput::SendFailed { route });
+        let Some(outbound) = self.outbound.get_mut(&route.id) else { return failed };
+        if self.terms.in_place {
+            let Some(table) = outbound.table.take() else { return failed };
+            outbound.away = true;
+            self.outbox.push_back(Parcel::Table { route, table: Box::new(table) });
+            return None;
+        }
+        self.copies += 1;
+        let mut bytes = Vec::new();
+        let mut whole = true;
+        for page in pages {
+            let life = PageLife { page: page.page, generation: page.generation };
+            let Ok(ticket) = machine.pool.ticket(life, TicketKind::Read, HolderId(self.copies)) else { return failed };
+            let held = machine.compute.held_page(held_by(page));
+            whole &= held.is_ok();
+            let outcome = if held.is_ok() { Outcome::Done } else { Outcome::Failed };
+            if let Ok(held) = held {
+                bytes.reserve(if bytes.is_empty() { held.all().len() * pages.len() } else { 0 });
+                bytes.extend_from_slice(held.all());
+            }
+            whole &= ticket.settle(outcome).is_ok();
+        }
+        if !whole {
+            return failed;
+        }
+        self.outbox.push_back(Parcel::Bytes { route, bytes });
+        Some(PrefillInput::Sent { route })
+    }
+
+    /// This group works at nothing while it is told something. What the decode group has comes back first.
+    fn fence(&mut self, route: Route) -> Option<PrefillInput> {
+        self.requests.remove(&route.id);
+        self.waiting.retain(|request| request.route != Some(route));
+        self.stepper.running.retain(|request| request.route != Some(route));
+        match self.outbound.get_mut(&route.id) {
+            Some(outbound) if outbound.away => {
+                outbound.fenced = true;
+                None
+            }
+            _ => Some(PrefillInput::Fenced { route }),
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Two groups over a model whose answers say what was read: what is handed over is what was computed, whoever leaves, waits
+//! or is lost on the way.
+
+use super::SplitExecutor;
+use crate::compute::tracer::Tracer;
+use crate::config::{EngineConfig, Split};
+use crate::sampling::Sampling;
+use crate::steps::{StepError, Steps};
+use engine_kernels::KvKind;
+use policies_domain::{Generation, Label, PageId, RequestId, TenantId};
+use proptest::prelude::*;
+use std::collections::HashMap;
+use std::time::Duration;
+
+pub(super) const CONFIG: EngineConfig = EngineConfig {
+    threads: 1,
+    pages: 24,
+    sequences_max: 4,
+    queue_max: 60,
+    prefill_chunk_tokens: 32,
+    context_tokens_max: None,
+    kv: KvKind::F32,
+    split: Split::Off,
+    decode_threads: None,
+};
+
+pub(super) fn label(number: u32) -> Label {
+    Label::of(TenantId::new(number).unwrap())
+}
+
+pub(super) fn prompt(tenant: u32, tokens: u32) -> Vec<u32> {
+    (0..tokens).map(|token| tenant * 1000 + token).collect()
+}
+
+/// A request and what its client got.
+pub(super) struct Client {
+    pub(super) tenant: u32,
+    pub(super) prompt: Vec<u32>,
+    pub(super) wanted: usize,
+    pub(super) steps: Option<Steps>,
+    pub(super) text: String,
+    pub(super) error: Option<StepError>,
+    /// A step read a page of another tenant: the gate would have ended it.
+    pub(super) foreign: bool,
+    finished: bool,
+    next_step: u32,
+    lives: HashMap<PageId, Generation>,
+    ended: HashMap<PageId, Generation>,
+}
+
+impl Client {
+    /// Reads what is there, with the eyes of the gate.
+    pub(super) fn read(&mut self) {
+        while let Some(step) = self.steps.as_mut().and_then(Steps::try_next) {
+            assert!(self.error.is_none() && !self.finished, "something came after the end");
+            let step = match step {
+                Ok(step) => step,
+                Err(error) => {
+                    self.error = Some(error);
+                    return;
+                }
+            };
+            assert_eq!(step.index, self.next_step);
+            self.next_step += 1;
+            if step.restarted {
+                self.ended.extend(self.lives.drain());
+            }
+            for read in &step.trace.pages {
+                self.foreign |= read.label != label(self.tenant);
+                assert!(self.ended.get(&read.page).is_none_or(|ended| *ended < read.generation), "a life that ended");
+                assert_eq!(*self.lives.entry(read.page).or_insert(read.generation), read.generation);
+            }
+            self.text += step.text.reveal();
+            self.finished = step.finish.is_some();
+        }
+    }
+
+    pub(super) fn expected(&self) -> String {
+        Tracer::answer(&self.prompt, self.wanted)
+    }
+
+    pub(super) fn over(&self) -> bool {
+        self.finished || self.error.is_some() || self.steps.is_none()
+    }
+}
+
+pub(super) struct World {
+    pub(super) engine: SplitExecutor<Tracer>,
+    pub(super) clients: Vec<Client>,
+}
+
+impl World {
+    pub(super) fn new(copies: bool, config: EngineConfig) -> Self {
+        let of_prefill = copies.then(|| Tracer::new(config.pages));
+        let engine = SplitExecutor::new(Tracer::new(config.pages), of_prefill, config, [1; 32]);
+        Self { engine, clients: Vec::new() }
+    }
+
+    pub(super) fn submit(&mut self, tenant: u32, tokens: u32, wanted: usize) -> usize {
+        let sampling = Sampling { max_tokens: Some(wanted), temperature: 0.0, ..Sampling::default() };
+        let (id, prompt) = (self.clients.len() as u8, prompt(tenant, tokens));
+        let steps =
+            self.engine.submit(label(tenant), RequestId::from_bytes([id; 16]), prompt.clone(), sampling).unwrap();
+        self.clients.push(Client {
+            tenant,
+            prompt,
+            wanted,
+            steps: Some(steps),
+            text: String::new(),
+            error: None,
+            foreign: false,
+            finished: false,
+            next_step: 0,
+            lives: HashMap::new(),
+            ended: HashMap::new(),
+        });
+        self.clients.len() - 1
+    }
+
+    pub(super) fn read(&mut self) {
+        self.clients.iter_mut().for_each(Client::read);
+    }
+
+    /// Until nobody can go on. Time passes when that is before everybody has what they want.
+    pub(super) fn run(&mut self) {
+        for _ in 0..20_000 {
+            let found = self.engine.step();
+            self.read();
+            if !found {
+                if self.clients.iter().all(Client::over) {
+                    break;
+                }
+                self.engine.pass(Duration::from_millis(1100));
+            }
+        }
+        assert!(self.clients.iter().all(Client::over), "it does not end: {:?}", self.engine);
+        // Whoever left a moment ago has left the groups, too.
+        for _ in 0..5 {
+            self.engine.step();
+            self.engine.pass(Duration::from_millis(1100));
+            self.engine.prefill();
+        }
+    }
+
+    /// Nothing is held, nothing is left behind, and nothing was put out of use.
+    pub(super) fn is_clean(&mut self) {
+        let (pool, of_prefill) = self.engine.pools();
+        for counts in [Some(pool), of_prefill].into_iter().flatten().map(|pool| pool.counts()) {
+            assert_eq!(counts.free, counts.total, "{counts:?}");
+        }
+        let (compute, of_prefill) = self.engine.computes();
+        assert!(compute.is_scrubbed() && of_prefill.is_none_or(|compute| compute.is_scrubbed()));
+    }
+
+    pub(super) fn all_are_right(&self) {
+        for client in self.clients.iter().filter(|client| client.steps.is_some()) {
+            assert_eq!((client.error, client.text.clone()), (None, client.expected()));
+            assert!(!client.foreign);
+        }
+    }
+}
+
+#[test]
+fn what_is_handed_over_is_what_was_computed() {
+    for copies in [false, true] {
+        let mut world = World::new(copies, CONFIG);
+        for (tenant, tokens, wanted) in [(1, 1, 3), (2, 16, 40), (3, 17, 17), (1, 100, 30), (4, 33, 1), (5, 300, 60)] {
+            world.submit(tenant, tokens, wanted);
+        }
+        world.run();
+        world.all_are_right();
+        world.is_clean();
+    }
+}
+
+#[test]
+fn pages_that_are_not_enough_for_all_delay_and_change_nothing() {
+    for copies in [false, true] {
+        // Each needs 11 pages in the end and begins with 3: somebody gives way.
+        let mut world = World::new(copies, EngineConfig { pages: 16, ..CONFIG });
+        for tenant in 1..7 {
+            world.submit(tenant, 40, 130);
+        }
+        world.run();
+        world.all_are_right();
+        assert!(world.clients.iter().any(|client| client.ended.len() > 3), "nobody gave way: it is no test");
+        world.is_clean();
+    }
+}
+
+#[test]
+fn a_prefill_group_without_pages_makes_prompts_wait() {
+    let mut world = World::new(true, CONFIG);
+    let (_, of_prefill) = world.engine.pools();
+    let held: Vec<_> =
+        (0..20).map(|_| of_prefill.unwrap().allocate(label(9), of_prefill.unwrap().open_sequence()).unwrap()).collect();
+    let (first, second) = (world.submit(1, 60, 5), world.submit(2, 60, 5));
+    for _ in 0..50 {
+        world.engine.step();
+        world.read();
+    }
+    // Four pages are left: one prompt at a time, and both in the end.
+    assert!(world.clients[first].over() && world.clients[second].over());
+    let large = world.submit(3, 100, 5);
+    for _ in 0..50 {
+        world.engine.step();
+        world.read();
+    }
+    assert!(!world.clients[large].over(), "it computed with pages that it did not have");
+    drop(held);
+    world.run();
+    world.all_are_right();
+    world.is_clean();
+}
+
+#[test]
+fn what_no_pool_can_hold_fails_and_does_not_wait_for_ever() {
+    for copies in [false, true] {
+        let mut world = World::new(copies, CONFIG);
+        let (pool, of_prefill) = world.engine.pools();
+        for page in 0..10 {
+            let reason = policies_domain::QuarantineReason::ScrubFailed;
+            of_prefill.unwrap_or(pool).quarantine(PageId(page), reason);
+        }
+        let (large, small) = (world.submit(1, 300, 5), world.submit(2, 100, 5));
+        world.run();
+        assert_eq!(world.clients[large].error, Some(StepError::PoolExhausted));
+        assert_eq!(world.clients[small].text, world.clients[small].expected());
+    }
+}
+
+/// Makes the next thing happen that can, one at a time; `false`: nothing can.
+fn one_thing(engine: &mut SplitExecutor<Tracer>, turn: usize) -> bool {
+    if engine.bring_to_prefill() || engine.bring_to_decode() {
+        return true;
+    }
+    let found = engine.look();
+    match turn % 2 {
+        0 => engine.prefill(),
+        _ => engine.decode(),
+    }
+    found
+}
+
+#[test]
+fn a_client_may_leave_at_any_moment() {
+    for copies in [false, true] {
+        let mut moments = 0;
+        for moment in 0.. {
+            let mut world = World::new(copies, CONFIG);
+            let (leaves, _stays) = (world.submit(1, 70, 20), world.submit(2, 50, 20));
+            let happened = (0..moment).filter(|turn| one_thing(&mut world.engine, *turn)).count();
+            world.read();
+            let over = world.clients[leaves].over();
+            world.clients[leaves].steps = None;
+            world.run();
+            world.all_are_right();
+            world.is_clean();
+            moments = moments.max(happened);
+            if over {
+                break;
+            }
+        }
+        assert!(moments > 30, "{moments}");
+    }
+}
+
+#[test]
+fn a_lease_that_ends_sets_pages_aside_and_the_request_is_computed_anew() {
+    for copies in [false, true] {
+        for moment in 0..24 {
+            let mut world = World::new(copies, CONFIG);
+            world.submit(1, 70, 20);
+            for turn in 0..moment {
+                one_thing(&mut world.engine, turn);
+            }
+            // Longer than a lease: neither group has heard anything of the other.
+            world.engine.pass(Duration::from_secs(11));
+            world.run();
+            world.all_are_right();
+            world.is_clean();
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Messages and bytes are lost, time passes, everybody takes turns in any order, clients leave and stop reading.
+    #[test]
+    fn no_order_of_events_gives_a_wrong_answer_or_loses_a_page(
+        copies: bool,
+        requests in prop::collection::vec((1u32..4, 1u32..120, 1usize..40), 1..8),
+        events in prop::collection::vec((0u8..10, any::<prop::sample::Index>()), 0..400),
+    ) {
+        let mut world = World::new(copies, CONFIG);
+        for (tenant, tokens, wanted) in requests {
+            world.submit(tenant, tokens, wanted);
+        }
+        let mut losses = 0;
+        for (event, which) in events {
+            match event {
+                0 | 1 => _ = world.engine.look(),
+                2 | 3 => world.engine.prefill(),
+                4 => world.engine.decode(),
+                5 => _ = world.engine.bring_to_prefill(),
+                6 => _ = world.engine.bring_to_decode(),
+                7 if losses < 4 => losses += usize::from(world.engine.lose(which.index(2) == 0)),
+                8 => world.engine.pass(Duration::from_millis(which.index(4000) as u64)),
+                _ => {
+                    let client = which.index(world.clients.len());
+                    if which.index(7) == 0 {
+                        world.clients[client].steps = None;
+                    } else {
+                        world.clients[client].read();
+                    }
+                }
+            }
+        }
+        world.run();
+        for client in world.clients.iter().filter(|client| client.steps.is_some()) {
+            // A handoff may fail as often as a link loses what is on it, and no more.
+            prop_assert_eq!((client.error, client.foreign), (None, false));
+            prop_assert_eq!(&client.text, &client.expected());
+        }
+        world.is_clean();
+    }
+}
