@@ -93,6 +93,19 @@ fn counts(report: &str) -> Option<String> {
     Some(format!("{} passed, {failed} failed, {skipped} skipped", tests.checked_sub(failed + skipped)?))
 }
 
+/// In a folder of its own: the program with the defects is not to be found where the one that serves is.
+pub(crate) fn selftest(root: &Path, arguments: &[String]) -> Result<()> {
+    let target = setup::target(root).join("selftest");
+    execute(
+        setup::cargo(root)
+            .args(["run", "--quiet", "--release", "--locked", "-p", "gateway-server", "--features", "selftest"])
+            .arg("--target-dir")
+            .arg(target)
+            .args(["--", "selftest"])
+            .args(arguments),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

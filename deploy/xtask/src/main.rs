@@ -46,6 +46,12 @@ enum Chore {
     /// Measure against other engines and the machine's ceilings; writes tests/results and docs/performance.md
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Build `bulkhead` with its defects brought back, apart from the one that serves, and let it test itself
+    Selftest {
+        /// `incident`, `leaks` or `traces`, and what they take; `--help` says more
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Switch off each safety check in turn and see that a test notices
     Mutations {
         /// Only those whose name contains this text
@@ -65,6 +71,7 @@ fn main() -> ExitCode {
         Chore::Aarch64 { filter } => aarch64::test(&root, &filter),
         Chore::Architecture => checks::architecture(&root),
         Chore::Bench(bench) => bench::run(&root, &bench),
+        Chore::Selftest { arguments } => checks::selftest(&root, &arguments),
         Chore::Mutations { list: true, .. } => {
             mutations::list();
             Ok(())

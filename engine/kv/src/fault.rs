@@ -11,6 +11,9 @@ pub enum LedgerFault {
     DoubleFree,
     /// Pages become free without being scrubbed (`recurrent-state-not-zeroed`).
     NoScrub,
+    /// As `EarlyFree`, and nothing in the ledger notices: a page's tickets are forgotten when it is freed, and what their
+    /// holders say later is only written down. What is left are the checks of those who read.
+    EarlyFreeUnseen,
     /// The assertions at the door of the free list are off: layer removal, to see what stands behind them.
     NoAssertions,
 }

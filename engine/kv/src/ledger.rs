@@ -433,6 +433,15 @@ impl Ledger {
         }
     }
 
+    /// Something about a life that is over, and of which nothing should be said any more.
+    fn note_late(&mut self, life: PageLife, act: CustodyAct) {
+        let (step_issued, step_retired, label, owner) =
+            (self.step_issued, self.step_retired, Label::NOBODY, Owner::Nobody);
+        if let Some(log) = &mut self.log {
+            log.push(CustodyEvent { number: log.next(), step_issued, step_retired, life, label, owner, act });
+        }
+    }
+
     /// Walks all pages and compares what is kept twice. For tests and model checkers: its cost grows with the pool.
     ///
     /// # Panics

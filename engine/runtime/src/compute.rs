@@ -62,6 +62,11 @@ pub trait Compute: Send {
     /// [`TransferError`]; nothing has changed then.
     fn land(&mut self, page: PageRef, bytes: &[u8]) -> Result<(), TransferError>;
 
+    /// Bytes that come into a page whosoever it is, as from a peer that has a right to write into this memory: for tests of
+    /// what that does. Nothing happens by default.
+    #[cfg(feature = "fault-injection")]
+    fn overwrite(&mut self, _page: u32, _bytes: &[u8]) {}
+
     /// Makes the holder of `tag` the page's next one; its bytes carry `carried` now: [`KvStore::relabel`].
     ///
     /// # Errors

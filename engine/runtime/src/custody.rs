@@ -17,6 +17,9 @@ pub(crate) struct Custody {
     view: CustodyView,
     /// Reused from look to look.
     records: Vec<CustodyRecord>,
+    /// Everything that was ever read, when a test wants it.
+    #[cfg(feature = "fault-injection")]
+    pub(crate) kept: Option<Vec<CustodyRecord>>,
 }
 
 /// The first place where a block table is not what the log says.
@@ -31,7 +34,18 @@ pub(crate) struct Difference {
 impl Custody {
     /// Of a pool of this many pages, from its first event on.
     pub(crate) fn new(pages: u32) -> Self {
-        Self { view: CustodyView::new(pages), records: Vec::with_capacity(events_max(pages)) }
+        Self {
+            view: CustodyView::new(pages),
+            records: Vec::with_capacity(events_max(pages)),
+            #[cfg(feature = "fault-injection")]
+            kept: None,
+        }
+    }
+
+    /// Takes it for possible that pages are freed under open tickets.
+    #[cfg(feature = "fault-injection")]
+    pub(crate) fn forgive_open_tickets(&mut self) {
+        self.view.forgive_open_tickets();
     }
 
     /// Takes everything that happened since the last look.
@@ -41,6 +55,10 @@ impl Custody {
     pub(crate) fn follow(&mut self, pool: &PagePool) {
         self.records.clear();
         pool.drain(&mut self.records);
+        #[cfg(feature = "fault-injection")]
+        if let Some(kept) = &mut self.kept {
+            kept.extend_from_slice(&self.records);
+        }
         for record in &self.records {
             let followed = self.view.follow(record);
             assert!(followed.is_ok(), "the ledger and its log do not agree: {followed:?}");

@@ -1,6 +1,7 @@
 //! Faults that a test plants. Compiled only with the feature `fault-injection`, which no shipped binary has.
 
 use policies_domain::{Label, TenantId};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What goes wrong with every request of `reader`. A wrong entry stands in the first place of the block table and is taken
@@ -76,15 +77,44 @@ pub enum Fault {
 
 /// The faults that are planted now; shared with the engine's handle.
 #[derive(Clone, Default)]
-pub(crate) struct Planted(Arc<Mutex<Vec<Fault>>>);
+pub(crate) struct Planted {
+    faults: Arc<Mutex<Vec<Fault>>>,
+    unchecked: Arc<AtomicBool>,
+    one_sided: Arc<AtomicBool>,
+    frees_early: Arc<AtomicBool>,
+}
 
 impl Planted {
+    /// The step loop compares nothing any more.
+    pub(crate) fn uncheck(&self) {
+        self.unchecked.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn unchecked(&self) -> bool {
+        self.unchecked.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of a handoff are written where they were going, whatever has become of the handoff. With `frees_early`, one
+    /// that is given up does not wait for them.
+    pub(crate) fn make_one_sided(&self, frees_early: bool) {
+        self.one_sided.store(true, Ordering::Relaxed);
+        self.frees_early.store(frees_early, Ordering::Relaxed);
+    }
+
+    pub(crate) fn frees_early(&self) -> bool {
+        self.frees_early.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn one_sided(&self) -> bool {
+        self.one_sided.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn set(&self, faults: Vec<Fault>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = faults;
+        *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
     }
 
     pub(crate) fn fault_for(&self, label: Label) -> Option<Fault> {
-        let faults = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         faults.iter().copied().find(|fault| {
             let (Fault::ForeignCapability { reader }
             | Fault::ForeignEntry { reader }

@@ -19,11 +19,13 @@
 mod decode_group;
 #[cfg(feature = "fault-injection")]
 mod executor;
-#[cfg(all(test, feature = "fault-injection"))]
+#[cfg(test)]
+#[cfg(feature = "fault-injection")]
 mod fault_tests;
 mod pair;
 mod prefill_group;
-#[cfg(all(test, feature = "fault-injection"))]
+#[cfg(test)]
+#[cfg(feature = "fault-injection")]
 mod tests;
 mod threads;
 

@@ -18,7 +18,7 @@ use crate::sampling::SamplingScratch;
 use crate::steps::StepError;
 use engine_handoff::FirstStep;
 use engine_kernels::{PageFault, PageRef, Span};
-use engine_kv::AllocateError;
+use engine_kv::{AllocateError, PAGE_TOKENS};
 use engine_model::ForwardError;
 use policies_domain::{PageId, PageTrace, QuarantineReason};
 use std::cmp::Ordering::{Equal, Greater, Less};
@@ -93,6 +93,19 @@ struct Row {
     pages: Vec<PageRef>,
     trace: PageTrace,
     read_set: u64,
+}
+
+/// Why a part is not computed.
+enum Unresolved {
+    Failed(StepError),
+    /// It would write into another's page. What the pass would have read.
+    ForeignWrite(PageTrace),
+}
+
+impl From<StepError> for Unresolved {
+    fn from(error: StepError) -> Self {
+        Self::Failed(error)
+    }
 }
 
 impl Stepper {
@@ -194,7 +207,8 @@ impl Stepper {
             match self.resolve(machine, part) {
                 Ok(row) => rows.push(row),
                 // The others have their step with the next turn.
-                Err(error) => return self.fail(part.index, error),
+                Err(Unresolved::Failed(error)) => return self.fail(part.index, error),
+                Err(Unresolved::ForeignWrite(trace)) => return self.refuse_write(part.index, trace),
             }
         }
         let (running, inbox) = (&self.running, &self.inbox);
@@ -218,7 +232,9 @@ impl Stepper {
         let mut ended = Vec::new();
         for (span, (part, row)) in group.iter().zip(rows).enumerate() {
             let next = match (&computed, machine.compute.fault(span)) {
-                (Ok(()), None) if machine.compute.read_set(span) != Some(row.read_set) => self.refuse_reads(part.index),
+                (Ok(()), None) if machine.compute.read_set(span) != Some(row.read_set) && self.checks() => {
+                    self.refuse_reads(part.index)
+                }
                 (Ok(()), None) => self.conclude(machine, stage, part, row.trace, span, took_us),
                 (Ok(()), Some(fault)) => self.quarantine(machine, part.index, fault),
                 (Err(_), _) => self.running[part.index].deliver_error(StepError::Internal),
@@ -337,7 +353,7 @@ impl Stepper {
 
     /// Builds the block table that the kernels get, traces exactly that one, and compares it with what the custody log
     /// says of the sequence. The digest that the kernels must come to is made of the log's pages, not of the table's.
-    fn resolve(&self, machine: &mut Machine<impl Compute>, part: &Part) -> Result<Row, StepError> {
+    fn resolve(&self, machine: &mut Machine<impl Compute>, part: &Part) -> Result<Row, Unresolved> {
         let mut entries = std::mem::take(&mut machine.entries);
         entries.clear();
         let request = &self.running[part.index];
@@ -347,15 +363,21 @@ impl Stepper {
         let mut pages: Vec<PageRef> = entries.capabilities.iter().map(|capability| page_ref(*capability)).collect();
         let known = machine.custody.pages(block_table.sequence(), part.first, part.end, &mut entries.held);
         if known != Ok(true) {
-            return Err(StepError::Internal);
+            return Err(StepError::Internal.into());
         }
         #[cfg(feature = "fault-injection")]
         self.plant(machine, part.index, &mut entries, &mut pages);
         let trace = machine.pool.trace(&entries.capabilities, part.first).map_err(|_| StepError::Internal)?;
-        if let Some(difference) = custody::difference(&trace, &entries.held) {
+        if let Some(difference) = custody::difference(&trace, &entries.held).filter(|_| self.checks()) {
             let read = trace.pages.get(difference.index);
             tracing::error!(request_id = %request.request, ?difference, ?read, "block table and custody log differ");
-            return Err(StepError::ReadSet);
+            return Err(StepError::ReadSet.into());
+        }
+        // What it reads is looked at before its text leaves; what it writes would be spoilt for its owner by then.
+        let mut written = trace.pages.iter().skip(part.first / PAGE_TOKENS);
+        if written.any(|page| page.label != request.label) && self.checks() {
+            machine.entries = entries;
+            return Err(Unresolved::ForeignWrite(machine.told(trace)));
         }
         entries.refs.extend(entries.held.iter().map(custody::page_ref));
         let read_set = machine.compute.expected_read_set(part.first, part.end - part.first, &entries.refs);
@@ -412,6 +434,24 @@ impl Stepper {
         let request = &self.running[index];
         tracing::error!(request_id = %request.request, "the kernels read other pages than were written down");
         request.deliver_error(StepError::ReadSet)
+    }
+
+    /// The pass would have written into a page that is not the request's: it is not made, and what it would have read goes to
+    /// whoever judges reads. The request ends whatever they say.
+    fn refuse_write(&mut self, index: usize, trace: PageTrace) {
+        let mut request = self.running.remove(index);
+        tracing::error!(request_id = %request.request, "a page that is not the request's was to be written");
+        if request.deliver_read(trace) == Next::GoesOn {
+            request.deliver_error(StepError::Internal);
+        }
+    }
+
+    /// Whether the step loop compares what it is told with what the log and the kernels say.
+    fn checks(&self) -> bool {
+        #[cfg(feature = "fault-injection")]
+        return !self.planted.unchecked();
+        #[cfg(not(feature = "fault-injection"))]
+        true
     }
 
     pub(crate) fn fail(&mut self, index: usize, error: StepError) {

@@ -13,6 +13,7 @@ mod key;
 mod machine;
 mod output;
 mod pull;
+mod selftest;
 mod serve;
 
 pub(crate) use output::{is_reader_gone, note};
@@ -70,6 +71,9 @@ enum Command {
     Key(KeyCommand),
     /// Say what Bulkhead finds on this machine
     Doctor,
+    /// Bring defects back and see that they are caught
+    #[command(subcommand)]
+    Selftest(selftest::Selftest),
     /// Render chat templates for the process that started this one
     #[command(hide = true)]
     RenderChat,
@@ -249,6 +253,7 @@ pub(crate) fn run() -> Result<()> {
                 .context("the key cannot be shown")?;
             Ok(say(new.lines)?)
         }
+        Command::Selftest(what) => selftest::run(what),
         Command::RenderChat => Ok(gateway_server::render_chat()?),
         Command::Doctor => {
             let mut report = Vec::new();
@@ -335,6 +340,9 @@ mod tests {
             "bulkhead bench engine --threads 256",
             "bulkhead key new acme --data-dir d",
             "bulkhead doctor",
+            "bulkhead selftest incident --json --seed 3 --requests 500",
+            "bulkhead selftest leaks --json --runs 5",
+            "bulkhead selftest traces --runs 5 --seed 9",
         ] {
             assert!(parses(line), "{line}");
         }
@@ -355,6 +363,9 @@ mod tests {
             "bulkhead bench engine --threads 100000",
             "bulkhead bench engine --peer-python p",
             "bulkhead bench engine --peer other",
+            "bulkhead selftest",
+            "bulkhead selftest leaks --runs 0",
+            "bulkhead selftest incident --requests 10",
             "bulkhead key new --data-dir d",
             "bulkhead key new acme",
             "bulkhead key new acme --data-dir d --config c",

@@ -31,6 +31,7 @@ const ARROWS: &[(&str, &str, Reach)] = &[
             "audit-verify",
             "policies-authz",
             "policies-domain",
+            "rig",
         ]),
     ),
     ("gateway-auth", "gateway/auth", Only(&["policies-domain"])),
@@ -50,6 +51,19 @@ const ARROWS: &[(&str, &str, Reach)] = &[
     ("audit-verify", "audit/verify", Only(&["audit-tlog", "audit-provenance", "policies-domain"])),
     ("policies-authz", "policies/authz", Only(&["policies-domain"])),
     ("policies-domain", "policies/domain", Only(&[])),
+    (
+        "rig",
+        "tests/rig",
+        Only(&[
+            "engine-runtime",
+            "engine-model",
+            "engine-kv",
+            "engine-kernels",
+            "audit-provenance",
+            "policies-authz",
+            "policies-domain",
+        ]),
+    ),
     ("e2e", "tests", Anything),
     ("xtask", "deploy/xtask", Only(&[])),
 ];
@@ -71,6 +85,8 @@ const HOMES: &[(&str, &[&str])] = &[
 
 /// The feature that lets a test plant a wrong page; a shipped program must not be able to.
 const FAULTS: &str = "fault-injection";
+/// The crate that runs the product with them.
+const RIG: &str = "rig";
 
 fn row(name: &str) -> Option<&'static (&'static str, &'static str, Reach)> {
     ARROWS.iter().find(|(crate_name, ..)| *crate_name == name)
@@ -152,17 +168,20 @@ pub(super) fn outside_things_have_one_home(workspace: &Workspace) -> Vec<Finding
     findings
 }
 
-/// Nothing but tests asks for the feature that plants faults.
+/// Nothing but tests and the rig asks for the feature that plants faults, and nobody has the rig without asking for it.
 pub(super) fn faults_stay_in_tests(workspace: &Workspace) -> Vec<Finding> {
     let mut findings = Vec::new();
     for krate in &workspace.crates {
         for dependency in &krate.dependencies {
-            if !dependency.tests_only && dependency.features.iter().any(|feature| feature == FAULTS) {
-                findings.push(Finding {
-                    rule: "faults",
-                    place: krate.name.clone(),
-                    message: format!("asks `{}` for `{FAULTS}` outside its dev-dependencies", dependency.name),
-                });
+            if dependency.tests_only {
+                continue;
+            }
+            let mut found = |message| findings.push(Finding { rule: "faults", place: krate.name.clone(), message });
+            if krate.name != RIG && dependency.features.iter().any(|feature| feature == FAULTS) {
+                found(format!("asks `{}` for `{FAULTS}` outside its dev-dependencies", dependency.name));
+            }
+            if dependency.name == RIG && !dependency.optional {
+                found(format!("has `{RIG}`, and the faults with it, whether or not it is asked for"));
             }
         }
     }
@@ -223,7 +242,7 @@ mod tests {
         let mut workspace = made_up();
         let krate = workspace.crates.iter_mut().find(|krate| krate.name == from).unwrap();
         let features = features.iter().map(|feature| (*feature).to_owned()).collect();
-        krate.dependencies.push(Dependency { name: to.into(), tests_only, features });
+        krate.dependencies.push(Dependency { name: to.into(), tests_only, optional: false, features });
         workspace
     }
 
@@ -303,6 +322,12 @@ mod tests {
             faults_stay_in_tests(&with_arrow("gateway-server", "engine-runtime", tests_only, &[feature])).len()
         };
         assert_eq!((asks(false, FAULTS), asks(true, FAULTS), asks(false, "other")), (1, 0, 0));
+        assert_eq!(faults_stay_in_tests(&with_arrow(RIG, "engine-runtime", false, &[FAULTS])), []);
+        let mut workspace = with_arrow("gateway-server", RIG, false, &[]);
+        assert_eq!(faults_stay_in_tests(&workspace).len(), 1);
+        let arrows = workspace.crates.iter_mut().flat_map(|krate| &mut krate.dependencies);
+        arrows.filter(|arrow| arrow.name == RIG).for_each(|arrow| arrow.optional = true);
+        assert_eq!(faults_stay_in_tests(&workspace), []);
     }
 
     #[test]

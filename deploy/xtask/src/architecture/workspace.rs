@@ -36,6 +36,8 @@ pub(crate) struct Dependency {
     pub(crate) name: String,
     /// For tests only: a `dev-dependency`.
     pub(crate) tests_only: bool,
+    /// Only with a feature of the crate that has it.
+    pub(crate) optional: bool,
     /// Features that it asks for.
     pub(crate) features: Vec<String>,
 }
@@ -87,6 +89,7 @@ impl Workspace {
                     .map(|dependency| Dependency {
                         name: dependency.name.clone(),
                         tests_only: dependency.kind == DependencyKind::Development,
+                        optional: dependency.optional,
                         features: dependency.features.clone(),
                     })
                     .collect(),

@@ -35,7 +35,7 @@ impl Ledger {
         if label.state != PageState::Draining {
             return Err(UseError::WrongState { page, state: label.state });
         }
-        if !self.planted(LedgerFault::EarlyFree) {
+        if !self.planted(LedgerFault::EarlyFree) && !self.planted(LedgerFault::EarlyFreeUnseen) {
             self.no_tickets(page, |_| true)?;
         }
         if *fence > self.step_retired && !self.planted(LedgerFault::NoStepFence) {
@@ -80,6 +80,10 @@ impl Ledger {
     fn free(&mut self, page: PageId) {
         let retired = self.step_retired;
         let checked = !self.planted(LedgerFault::NoAssertions);
+        if self.planted(LedgerFault::EarlyFreeUnseen) {
+            self.tickets.retain(|(of, ..), _| *of != page);
+            self.records[page.0 as usize].tickets = 0;
+        }
         let record = &mut self.records[page.0 as usize];
         if checked {
             assert!(record.given_back && record.holders == 0, "{page} would be free under its owner");

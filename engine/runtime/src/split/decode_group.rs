@@ -38,6 +38,8 @@ pub(crate) struct DecodeGroup {
     inbound: BTreeMap<HandoffId, Inbound>,
     ids: ChaCha8Rng,
     transfers: u32,
+    #[cfg(feature = "fault-injection")]
+    abandoned: planting::Abandoned,
 }
 
 /// What is kept for a handoff, then what came of it.
@@ -110,6 +112,8 @@ impl DecodeGroup {
             inbound: BTreeMap::new(),
             ids: ChaCha8Rng::from_seed(ids),
             transfers: 0,
+            #[cfg(feature = "fault-injection")]
+            abandoned: planting::Abandoned::default(),
         }
     }
 
@@ -148,6 +152,10 @@ impl DecodeGroup {
                 self.tell(machine, now, DecodeInput::Message { from, message });
             }
             Parcel::Bytes { route, bytes } => {
+                #[cfg(feature = "fault-injection")]
+                if self.overwrite_abandoned(machine, route, &bytes) {
+                    return;
+                }
                 let input = self.land(machine, route, &bytes);
                 #[cfg(feature = "fault-injection")]
                 self.plant_late_writer(machine, route);
@@ -175,6 +183,8 @@ impl DecodeGroup {
         let gone: Vec<Route> =
             self.inbound.values().map(|inbound| inbound.route).filter(|route| !wanted(route)).collect();
         for route in gone {
+            #[cfg(feature = "fault-injection")]
+            self.free_early(machine, now, route);
             let effects = self.desk.client_left(now, route.id);
             self.act_all(machine, now, Party::Gateway, effects);
         }
@@ -332,6 +342,8 @@ impl DecodeGroup {
             }
             Effect::Fence { route } => {
                 // Nothing works at pages here while this is done; what may still come finds no ticket.
+                #[cfg(feature = "fault-injection")]
+                self.abandon(route);
                 if let Some(inbound) = self.inbound.get_mut(&route.id) {
                     transfer::settle_all(&mut inbound.tickets, Outcome::Failed);
                 }

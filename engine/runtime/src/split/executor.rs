@@ -13,9 +13,9 @@ use crate::sampling::Sampling;
 use crate::sequence::Sequence;
 use crate::step::{Role, Stepper};
 use crate::steps::Steps;
-use engine_handoff::Incarnation;
+use engine_handoff::{Check, Checks, Incarnation};
 use engine_kv::{PAGE_TOKENS, PageFormat, PagePool};
-use policies_domain::{Label, RequestId};
+use policies_domain::{CustodyRecord, Label, RequestId};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,11 +35,45 @@ impl<C: Compute> SplitExecutor<C> {
     /// # Panics
     /// When the pages have a size that no digest is made for.
     #[must_use]
-    #[allow(clippy::expect_used, reason = "a test that cannot be set up fails")]
     pub fn new(compute: C, of_prefill: Option<C>, config: EngineConfig, boot_secret: [u8; 32]) -> Self {
+        Self::with_checks(compute, of_prefill, config, boot_secret, Checks::ALL)
+    }
+
+    /// As [`SplitExecutor::new`], and nobody verifies a handoff, a block table or what was read.
+    ///
+    /// # Panics
+    /// As there.
+    #[must_use]
+    pub fn unchecked(compute: C, of_prefill: Option<C>, config: EngineConfig, boot_secret: [u8; 32]) -> Self {
+        let verification = [
+            Check::V1,
+            Check::V2,
+            Check::V3,
+            Check::V4,
+            Check::V5,
+            Check::V6,
+            Check::V7,
+            Check::V8,
+            Check::V9,
+            Check::V10,
+        ];
+        let executor = Self::with_checks(compute, of_prefill, config, boot_secret, Checks::without(&verification));
+        executor.pair.decode.stepper.planted.uncheck();
+        executor
+    }
+
+    #[allow(clippy::expect_used, reason = "a test that cannot be set up fails")]
+    fn with_checks(
+        compute: C,
+        of_prefill: Option<C>,
+        config: EngineConfig,
+        boot_secret: [u8; 32],
+        checks: Checks,
+    ) -> Self {
         let in_place = of_prefill.is_none();
         let terms = Terms::new(boot_secret, &compute, [7; 32], in_place, config.sequences_max);
-        let terms = terms.expect("slabs have a size that digests are made for");
+        let mut terms = terms.expect("slabs have a size that digests are made for");
+        terms.checks = checks;
         let (inbox, counters) =
             (Arc::new(Inbox::new(config.sequences_max + config.queue_max)), Arc::new(Counters::new()));
         let decode = Stepper::new(Role::Decode, inbox.clone(), counters.clone(), config);
@@ -121,6 +155,57 @@ impl<C: Compute> SplitExecutor<C> {
     pub fn pass(&mut self, time: Duration) {
         self.now += time;
         self.pair.tick(self.now);
+    }
+
+    /// Parcels on their way to the prefill group and to the decode group.
+    pub fn on_the_way(&self) -> (usize, usize) {
+        (self.pair.decode.outbox.len(), self.pair.prefill.outbox.len())
+    }
+
+    /// The first parcel that is on its way to the decode group behind the bytes of pages arrives before them: bytes take a
+    /// way of their own. `false`: there is none.
+    pub fn overtake_bytes(&mut self) -> bool {
+        let outbox = &mut self.pair.prefill.outbox;
+        let index = outbox.iter().position(|parcel| !matches!(parcel, Parcel::Bytes { .. }));
+        let parcel = index.and_then(|index| outbox.remove(index));
+        let found = parcel.is_some();
+        if let Some(parcel) = parcel {
+            self.pair.prefill.outbox.push_front(parcel);
+            self.pair.bring_to_decode(self.now);
+        }
+        found
+    }
+
+    /// A setting that nobody should choose: the prefill group has a right to write into the decode group's memory, and its
+    /// bytes are written where they were going, whatever has become of the handoff. With `free_early`, pages do not wait
+    /// for them, and neither the ledger nor the reader of its log notices.
+    pub fn make_one_sided(&mut self, free_early: bool) {
+        self.pair.decode.stepper.planted.make_one_sided(free_early);
+        if free_early {
+            self.pair.machine.pool.plant(vec![engine_kv::LedgerFault::EarlyFreeUnseen]);
+            self.pair.machine.custody.forgive_open_tickets();
+        }
+    }
+
+    /// Pages of the decode group to which bytes are on their way that nobody waits for.
+    pub fn abandoned_pages(&self) -> Vec<u32> {
+        self.pair.decode.abandoned_pages().collect()
+    }
+
+    /// The number that the decode group's first page has in what is told to others.
+    pub fn first_page(&self) -> u32 {
+        self.pair.machine.first_page
+    }
+
+    /// From now on the custody log of the decode group's pages is kept.
+    pub fn keep_records(&mut self) {
+        self.pair.machine.custody.kept = Some(Vec::new());
+    }
+
+    /// What was kept of it, up to this moment.
+    pub fn records(&mut self) -> Vec<CustodyRecord> {
+        self.pair.machine.follow();
+        self.pair.machine.custody.kept.take().unwrap_or_default()
     }
 
     /// The ledgers of the decode group and, when it has its own, of the prefill group.

@@ -1,0 +1,151 @@
+//! One request as its client sees it: what came out of the socket, and what ended it.
+
+use crate::cast::{self, Cast};
+use audit_provenance::{Gate, Violation};
+use engine_runtime::{StepError, Steps};
+use policies_authz::{Authz, Facts};
+use policies_domain::{Generation, ModelName, PageId, Permit, Principal, TenantName};
+use std::collections::BTreeSet;
+
+/// What stopped a response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The engine itself, before it gave a step out.
+    Engine(StepError),
+    /// The gate in front of the socket.
+    Gate(Violation),
+}
+
+/// How a response stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// More may come.
+    Open,
+    /// It has all of its tokens.
+    Whole,
+    /// The client left.
+    Left,
+    /// An isolation fault ended it.
+    Caught(Verdict),
+    /// Something else ended it.
+    Failed(StepError),
+}
+
+/// One request of a run.
+#[derive(Debug)]
+pub struct Client {
+    request: u32,
+    tenant: u32,
+    tokens: usize,
+    steps: Option<Steps>,
+    /// `None`: nobody looks at what the engine gives out.
+    gate: Option<Gate>,
+    /// What left for this client.
+    pub transcript: String,
+    /// How it stands.
+    pub state: State,
+    /// Pages, in their lives, that the steps told of.
+    pub read: BTreeSet<(PageId, Generation)>,
+}
+
+/// A permit for a request of the cast.
+pub(crate) fn permit(tenant: u32, request: u32) -> Option<Permit> {
+    let authz = Authz::read(Authz::DEFAULT_RULES).ok()?;
+    let name = TenantName::parse(&format!("tenant-{}", Cast::letter(tenant))).ok()?;
+    let principal = Principal::authenticated(cast::tenant_id(tenant)?, name);
+    let model = ModelName::parse("tracer").ok()?;
+    authz.permit(&principal, cast::request_id(request), &model, &Facts { completion_tokens_max: None }).ok()
+}
+
+impl Client {
+    pub(crate) fn new(cast: Cast, request: u32, tokens: usize, steps: Steps, is_gated: bool) -> Self {
+        let tenant = cast.tenant(request);
+        let gate = permit(tenant, request).filter(|_| is_gated).map(|permit| Gate::new(&permit));
+        let state = State::Open;
+        let (transcript, read) = (String::new(), BTreeSet::new());
+        Self { request, tenant, tokens, steps: Some(steps), gate, transcript, state, read }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn request(&self) -> u32 {
+        self.request
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub fn tenant(&self) -> u32 {
+        self.tenant
+    }
+
+    /// Takes what the engine has given out, as far as the gate lets it.
+    pub(crate) fn read(&mut self, most: usize) {
+        for _ in 0..most {
+            let Some(next) = self.steps.as_mut().and_then(Steps::try_next) else { return };
+            match next {
+                Ok(step) => {
+                    let is_last = step.finish.is_some();
+                    self.read.extend(step.trace.pages.iter().map(|read| (read.page, read.generation)));
+                    let text = match &mut self.gate {
+                        None => step.text.reveal().to_owned(),
+                        Some(gate) => match gate.check(step) {
+                            Ok(released) => released.text().reveal().to_owned(),
+                            Err(violation) => return self.end(State::Caught(Verdict::Gate(violation))),
+                        },
+                    };
+                    self.transcript += &text;
+                    if is_last {
+                        return self.end(State::Whole);
+                    }
+                }
+                Err(error) if is_isolation_fault(error) => {
+                    return self.end(State::Caught(Verdict::Engine(error)));
+                }
+                Err(error) => return self.end(State::Failed(error)),
+            }
+        }
+    }
+
+    pub(crate) fn leave(&mut self) {
+        if self.state == State::Open {
+            self.end(State::Left);
+        }
+    }
+
+    fn end(&mut self, state: State) {
+        (self.steps, self.state) = (None, state);
+    }
+
+    /// More may come.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+
+    /// Tenants other than its own whose content stands in what it got.
+    #[must_use]
+    pub fn foreign_tenants(&self) -> Vec<u32> {
+        let mut tenants: Vec<u32> = self.transcript.chars().filter_map(Cast::of_letter).collect();
+        tenants.retain(|tenant| *tenant != self.tenant);
+        tenants.sort_unstable();
+        tenants.dedup();
+        tenants
+    }
+
+    /// It got exactly the answer that it was to get.
+    #[must_use]
+    pub fn is_right(&self) -> bool {
+        self.state == State::Whole
+            && self.transcript.len() == self.tokens
+            && self.transcript.chars().all(|letter| letter == Cast::letter(self.tenant))
+    }
+}
+
+/// The engine's checks found it.
+#[must_use]
+pub fn is_isolation_fault(error: StepError) -> bool {
+    match error {
+        StepError::PageFault { .. } | StepError::ReadSet | StepError::Handoff { .. } => true,
+        StepError::PoolExhausted | StepError::Stopped | StepError::NotANumber | StepError::Internal => false,
+    }
+}

@@ -1,0 +1,284 @@
+//! An engine that stands still, its clients, and what is found out about them in the end.
+
+use crate::act::Act;
+use crate::cast::{self, Cast};
+use crate::client::{Client, State};
+use crate::engine::Engine;
+use crate::quiet::quietly;
+use crate::tracer::ForeignRead;
+use engine_kernels::KvKind;
+use engine_kv::LedgerFault;
+use engine_runtime::{EngineConfig, Fault, Sampling, StepError};
+use std::collections::BTreeSet;
+
+/// What a world is made from.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Who appears.
+    pub cast: Cast,
+    /// Sizes of the engine.
+    pub config: EngineConfig,
+    /// Defects of the ledger.
+    pub ledger_faults: Vec<LedgerFault>,
+    /// Defects of the step loop.
+    pub faults: Vec<Fault>,
+    /// Checks that are on.
+    pub checks: Checks,
+    /// The kernels do not know where a page's tokens end.
+    pub reads_whole_pages: bool,
+    /// Who computes what.
+    pub groups: Groups,
+    /// A setting that nobody should choose: whoever sends pages has a right to write into the receiver's memory.
+    pub one_sided: bool,
+    /// With that: pages of a handoff that ends do not wait for bytes that are on their way, and the ledger does not notice.
+    pub frees_early: bool,
+}
+
+/// Who computes prompts and who goes on from there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Groups {
+    /// One step loop does both.
+    One,
+    /// Two groups with one pool: pages change hands where they are.
+    InPlace,
+    /// Two groups with a pool each: pages are copied.
+    Copied,
+}
+
+/// Which checks are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checks {
+    /// Tags of pages, where they are read and written.
+    pub tags: bool,
+    /// What the step loop compares: with the custody log, and with what the kernels say that they read.
+    pub steps: bool,
+    /// Labels of what a step read, before its text leaves.
+    pub gate: bool,
+}
+
+impl Checks {
+    /// As shipped.
+    pub const ALL: Self = Self { tags: true, steps: true, gate: true };
+    /// Nobody looks.
+    pub const NONE: Self = Self { tags: false, steps: false, gate: false };
+}
+
+impl Setup {
+    /// A small engine that is always short of pages, without faults.
+    #[must_use]
+    pub fn small() -> Self {
+        let config = EngineConfig {
+            threads: 1,
+            pages: 40,
+            sequences_max: 6,
+            queue_max: 12,
+            prefill_chunk_tokens: 32,
+            context_tokens_max: None,
+            kv: KvKind::F32,
+            ..EngineConfig::default()
+        };
+        let cast = Cast { tenants: 4, requests: 64 };
+        Self {
+            cast,
+            config,
+            ledger_faults: Vec::new(),
+            faults: Vec::new(),
+            checks: Checks::ALL,
+            reads_whole_pages: false,
+            groups: Groups::One,
+            one_sided: false,
+            frees_early: false,
+        }
+    }
+}
+
+/// A run of acts on one engine.
+#[derive(Debug)]
+pub struct World {
+    cast: Cast,
+    /// `None`: it stopped itself.
+    engine: Option<Engine>,
+    clients: Vec<Client>,
+    is_gated: bool,
+    refused: u32,
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// Responses that were begun.
+    pub responses: usize,
+    /// Who found another tenant's content where it was told to read, and who had written it.
+    pub foreign: BTreeSet<ForeignRead>,
+    /// Responses with another tenant's content in what left for the client.
+    pub leaked: BTreeSet<u32>,
+    /// Responses that an isolation fault ended.
+    pub caught: BTreeSet<u32>,
+    /// Responses that ended because what the model said was no number.
+    pub stopped: BTreeSet<u32>,
+    /// Responses whose clients left before that.
+    pub left: BTreeSet<u32>,
+    /// Responses that ended whole and are not the answer.
+    pub wrong: BTreeSet<u32>,
+    /// Responses that should have ended and have not.
+    pub stuck: BTreeSet<u32>,
+    /// The engine stopped itself.
+    pub halted: bool,
+    /// Pages that are neither free nor kept as evidence although nobody holds any.
+    pub pages_lost: usize,
+}
+
+impl Findings {
+    /// Requests that read another tenant's content.
+    #[must_use]
+    pub fn readers(&self) -> BTreeSet<u32> {
+        self.foreign.iter().filter(|read| read.was_read).map(|read| read.reader).collect()
+    }
+
+    /// As it must be when nothing is broken.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        let Self { foreign, leaked, caught, stopped, wrong, stuck, halted, pages_lost, responses: _, left: _ } = self;
+        foreign.is_empty()
+            && leaked.is_empty()
+            && caught.is_empty()
+            && stopped.is_empty()
+            && wrong.is_empty()
+            && stuck.is_empty()
+            && !halted
+            && *pages_lost == 0
+    }
+
+    /// As it must be whatever is broken: nothing of another tenant's left, and who read it and stayed was found out (or the
+    /// engine stopped itself).
+    #[must_use]
+    pub fn is_safe(&self) -> bool {
+        let is_known = |reader: &u32| [&self.caught, &self.stopped, &self.left].iter().any(|set| set.contains(reader));
+        self.leaked.is_empty() && (self.halted || self.readers().iter().all(is_known))
+    }
+}
+
+impl World {
+    /// An engine without requests.
+    #[must_use]
+    pub fn new(setup: &Setup) -> Self {
+        let engine = Some(Engine::new(setup));
+        Self { cast: setup.cast, engine, clients: Vec::new(), is_gated: setup.checks.gate, refused: 0 }
+    }
+
+    /// One act. What makes no sense at this moment does nothing.
+    pub fn act(&mut self, act: Act) {
+        match act {
+            Act::Arrive { prompt, answer } => self.arrive(prompt as usize, answer as usize),
+            Act::Read { client, steps } => {
+                if let Some(client) = self.client(client) {
+                    client.read(steps as usize);
+                }
+            }
+            Act::Leave { client } => {
+                if let Some(client) = self.client(client) {
+                    client.leave();
+                }
+            }
+            act => {
+                self.let_engine(|engine| engine.act(act));
+            }
+        }
+    }
+
+    fn client(&mut self, number: u32) -> Option<&mut Client> {
+        let count = self.clients.len();
+        (count > 0).then(|| &mut self.clients[number as usize % count])
+    }
+
+    fn arrive(&mut self, prompt: usize, answer: usize) {
+        let request = self.clients.len() as u32;
+        let Some(engine) = self.engine.as_mut().filter(|_| request < self.cast.requests) else { return };
+        let label = cast::label(self.cast.tenant(request));
+        let tokens = vec![self.cast.prompt_token(request); prompt];
+        let sampling = Sampling { max_tokens: Some(answer), temperature: 0.0, ..Sampling::default() };
+        match engine.submit(label, cast::request_id(request), tokens, sampling) {
+            Ok(steps) => self.clients.push(Client::new(self.cast, request, answer, steps, self.is_gated)),
+            Err(_) => self.refused += 1,
+        }
+    }
+
+    /// `None`: the engine has stopped itself, now or before.
+    fn let_engine<T>(&mut self, work: impl FnOnce(&mut Engine) -> T) -> Option<T> {
+        let engine = self.engine.as_mut()?;
+        let result = quietly(|| work(engine));
+        if result.is_none() {
+            // What it holds may be in any state: it is not touched again.
+            std::mem::forget(self.engine.take());
+        }
+        result
+    }
+
+    /// `false`: nobody can go on, and nothing is on its way. Time passes where somebody waits for that.
+    fn go_on(&mut self) -> bool {
+        let went_on = self.let_engine(|engine| engine.step() || engine.has_parcels());
+        let waits = self.engine.as_ref().is_some_and(|engine| engine.pages_held() > 0);
+        if went_on == Some(false) && waits {
+            self.act(Act::Pass { milliseconds: 500 });
+        }
+        went_on == Some(true) || waits
+    }
+
+    /// Everybody reads and the engine goes on until all is done; then what was found.
+    #[must_use]
+    pub fn end(mut self, steps_max: usize) -> Findings {
+        self.run_out(steps_max);
+        self.findings()
+    }
+
+    /// Everybody reads and the engine goes on until all is done.
+    pub fn run_out(&mut self, steps_max: usize) {
+        for _ in 0..steps_max {
+            self.clients.iter_mut().for_each(|client| client.read(usize::MAX));
+            if !self.go_on() {
+                break;
+            }
+        }
+        self.clients.iter_mut().for_each(|client| client.read(usize::MAX));
+    }
+
+    /// What was found so far.
+    #[must_use]
+    pub fn findings(&mut self) -> Findings {
+        let of = |holds: &dyn Fn(&Client) -> bool| {
+            self.clients.iter().filter(|client| holds(client)).map(Client::request).collect::<BTreeSet<u32>>()
+        };
+        let mut findings = Findings {
+            responses: self.clients.len(),
+            leaked: of(&|client| !client.foreign_tenants().is_empty()),
+            caught: of(&|client| matches!(client.state, State::Caught(_))),
+            stopped: of(&|client| client.state == State::Failed(StepError::NotANumber)),
+            left: of(&|client| client.state == State::Left),
+            wrong: of(&|client| client.state == State::Whole && !client.is_right()),
+            stuck: of(&|client| client.state == State::Open),
+            halted: self.engine.is_none(),
+            ..Findings::default()
+        };
+        if let Some(engine) = &mut self.engine {
+            findings.foreign = engine.foreign_reads();
+            findings.pages_lost = engine.pages_held();
+        } else {
+            findings.stuck.clear();
+        }
+        findings
+    }
+
+    pub(crate) fn cast(&self) -> Cast {
+        self.cast
+    }
+
+    pub(crate) fn engine(&mut self) -> Option<&mut Engine> {
+        self.engine.as_mut()
+    }
+
+    /// The clients so far, in the order of their requests.
+    #[must_use]
+    pub fn clients(&self) -> &[Client] {
+        &self.clients
+    }
+}
