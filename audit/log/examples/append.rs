@@ -5,8 +5,8 @@
 
 use audit_log::{AuditConfig, AuditLog, Outcome, RequestFacts, SealReason};
 use policies_domain::{
-    Completion, Digest, FinishReason, Generation, ModelName, PageId, PageRead, PageTrace, Permit, PolicyDecision,
-    Principal, RequestId, Step, TenantId, TenantName,
+    Binding, Completion, ConnectionId, Digest, Epoch, FinishReason, Generation, Layer, ModelName, PageId, PageRead,
+    PageTrace, Permit, PolicyDecision, Principal, RequestId, SealKey, Step, TenantId, TenantName,
 };
 use std::io::Write as _;
 use std::time::Instant;
@@ -21,6 +21,8 @@ fn permit(task: u32, run: u64, number: u64) -> Permit {
 
 fn step(permit: &Permit) -> Step {
     let page = |page| PageRead { page: PageId(page), generation: Generation(1), label: permit.label() };
+    let finish = Some(FinishReason::Stop);
+    let sealer = SealKey::from_bytes([1; 32]).sealer(Layer::Text, Binding::of(permit, ConnectionId(1)));
     Step {
         request: permit.request(),
         index: 0,
@@ -28,7 +30,8 @@ fn step(permit: &Permit) -> Step {
         restarted: false,
         tokens: 1,
         text: Completion::new("text".into()),
-        finish: Some(FinishReason::Stop),
+        finish,
+        seal: sealer.seal(Epoch(1), 0, b"text", finish),
     }
 }
 

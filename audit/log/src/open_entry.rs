@@ -7,7 +7,7 @@ use crate::sequence::{Draft, Placed};
 use crate::{AppendError, IncidentId};
 use audit_provenance::{
     Body, ChunkChain, ChunkRuns, Commitment, Coverage, EngineFault, EngineFaultClass, Field, Gate, Incident,
-    IncidentClass, Openings, Released, SealReason, Sealing, TenantRef, Trace, Violation,
+    IncidentClass, Leg, Openings, Released, SealReason, Sealing, TenantRef, Trace, Violation,
 };
 use policies_domain::{Digest, Label, PageId, Permit, RequestId, Step, TenantId};
 use std::sync::Arc;
@@ -264,6 +264,17 @@ impl OpenEntry {
             Violation::PageFault { page, .. } => (IncidentClass::Tag, None, Some(*page), None, None),
             Violation::ReadSet => (IncidentClass::ReadSet, None, None, None, None),
             Violation::Handoff => (IncidentClass::Handoff, None, None, None, None),
+            Violation::RowBinding => (IncidentClass::RowBinding, None, None, None, None),
+            Violation::Seal { leg, error } => {
+                let (class, step) = match leg {
+                    Leg::EngineOutput => (IncidentClass::EngineOutput, Some(error.index())),
+                    Leg::GatewayTask => (IncidentClass::GatewayTask, Some(error.index())),
+                    // Counts payloads there, not steps.
+                    Leg::ClientSocket => (IncidentClass::ClientSocket, None),
+                };
+                let held = error.foreign().map(|held| held.label).filter(|label| *label != self.label);
+                (class, step, None, None, held)
+            }
             Violation::StepGap { held, .. } => (IncidentClass::StepGap, Some(*held), None, None, None),
             Violation::RequestMismatch { step, .. } => (IncidentClass::RequestMismatch, Some(*step), None, None, None),
         };

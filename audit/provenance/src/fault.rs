@@ -113,10 +113,18 @@ pub enum IncidentClass {
     ReadSet = 6,
     /// What was handed over between the engine's groups is not what was ordered, or not what arrived.
     Handoff = 7,
+    /// What belongs to one row of the engine's batch met another row.
+    RowBinding = 8,
+    /// A piece of an answer was wrong when it came from the engine.
+    EngineOutput = 9,
+    /// A piece of an answer was wrong when it came from the gate.
+    GatewayTask = 10,
+    /// A piece of an answer was wrong when it came to the connection's writer.
+    ClientSocket = 11,
 }
 
 impl IncidentClass {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 12] = [
         Self::ForeignPage,
         Self::UnlabelledPage,
         Self::Generation,
@@ -125,6 +133,10 @@ impl IncidentClass {
         Self::RequestMismatch,
         Self::ReadSet,
         Self::Handoff,
+        Self::RowBinding,
+        Self::EngineOutput,
+        Self::GatewayTask,
+        Self::ClientSocket,
     ];
 }
 

@@ -1,69 +1,11 @@
 //! The gate between the engine and the socket: a step's text is released only when every page that the step read
 //! may flow to the request's principal.
 
+use crate::released::Released;
 use crate::trace::{PageClass, PageRecord};
-use policies_domain::{Completion, FinishReason, Generation, Label, PageId, PageRead, Permit, RequestId, Step};
+use policies_domain::{Generation, Label, PageId, PageRead, Permit, RequestId, SealError, Step};
 use std::collections::{HashMap, HashSet};
-
-/// Text that passed the gate. There is no other way to make one, and `send` takes nothing else.
-#[derive(Debug)]
-pub struct Released {
-    text: Completion,
-    finish: Option<FinishReason>,
-    tokens: u32,
-    first_step: u32,
-    last_step: u32,
-}
-
-impl Released {
-    /// What may be sent; empty when the step made no text final.
-    #[must_use]
-    pub fn text(&self) -> &Completion {
-        &self.text
-    }
-
-    /// Set with the last step of a response.
-    #[must_use]
-    pub fn finish(&self) -> Option<FinishReason> {
-        self.finish
-    }
-
-    /// Completion tokens of these steps.
-    #[must_use]
-    pub fn tokens(&self) -> u32 {
-        self.tokens
-    }
-
-    /// The first step that this text comes from.
-    #[must_use]
-    pub fn first_step(&self) -> u32 {
-        self.first_step
-    }
-
-    /// The last step that this text comes from.
-    #[must_use]
-    pub fn last_step(&self) -> u32 {
-        self.last_step
-    }
-
-    /// Joins the text of the step that follows directly, for responses that leave in one piece.
-    ///
-    /// # Errors
-    /// Gives `next` back, and leaves `self` as it was, when it does not begin where `self` ends.
-    pub fn append(&mut self, next: Self) -> Result<(), Self> {
-        if self.last_step.checked_add(1) != Some(next.first_step) || self.finish.is_some() {
-            return Err(next);
-        }
-        let mut text = String::with_capacity(self.text.len() + next.text.len());
-        text.push_str(self.text.reveal());
-        text.push_str(next.text.reveal());
-        self.text = Completion::new(text);
-        self.finish = next.finish;
-        self.tokens = self.tokens.saturating_add(next.tokens);
-        self.last_step = next.last_step;
-        Ok(())
-    }
-}
+use std::fmt;
 
 /// An isolation fault. The response that met one sends nothing more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -127,6 +69,38 @@ pub enum Violation {
     /// A handoff between the engine's groups was refused before its first token.
     #[error("the handoff of the request's pages was refused")]
     Handoff,
+    /// What belongs to one row of the engine's batch met another row.
+    #[error("the engine found the state of one request in the place of another's")]
+    RowBinding,
+    /// A piece of an answer came that was not made for this request, or not as the next one.
+    #[error("{leg}: {error}")]
+    Seal {
+        /// Where it was noticed: the fault lies between this leg and the one before.
+        leg: Leg,
+        /// What was wrong.
+        error: SealError,
+    },
+}
+
+/// Where an answer is handed on, in order. Each leg checks for itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leg {
+    /// From the engine's sampler to the task of the request.
+    EngineOutput,
+    /// From the gate to the encoder, within the gateway.
+    GatewayTask,
+    /// From the encoder to the connection's writer.
+    ClientSocket,
+}
+
+impl fmt::Display for Leg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::EngineOutput => "engine output",
+            Self::GatewayTask => "gateway task",
+            Self::ClientSocket => "client socket",
+        })
+    }
 }
 
 /// Checks one request's steps in order. Closed for good after the first violation.
@@ -186,13 +160,7 @@ impl Gate {
             Ok(()) => {
                 self.step_next = self.step_next.saturating_add(1);
                 self.tokens = self.tokens.saturating_add(u64::from(step.tokens));
-                Ok(Released {
-                    text: step.text,
-                    finish: step.finish,
-                    tokens: step.tokens,
-                    first_step: step.index,
-                    last_step: step.index,
-                })
+                Ok(Released::of(step))
             }
             Err(violation) => {
                 self.closed_by = Some(violation.clone());

@@ -10,6 +10,7 @@ mod disclosure;
 mod entry;
 mod fault;
 mod gate;
+mod released;
 mod trace;
 
 pub use cbor::DecodeError;
@@ -20,5 +21,6 @@ pub use entry::{
     TenantLink, TenantRef, determining_digest,
 };
 pub use fault::{EngineFault, EngineFaultClass, Incident, IncidentClass};
-pub use gate::{Gate, PageCounts, Released, Violation};
+pub use gate::{Gate, Leg, PageCounts, Violation};
+pub use released::Released;
 pub use trace::{ChunkRun, ChunkRuns, PageClass, PageRecord, PageRun, TRACE_RUNS_MAX, Trace};

@@ -167,6 +167,15 @@ fn each_version_has_the_schema_that_it_always_had() {
     let v1 = "eb26186366bc5e3cd14fcec02bd76303077714042e8546601613653a8c5c853c";
     assert_eq!(EntryVersion::V1.schema_digest().to_string(), v1);
     assert_ne!(EntryVersion::CURRENT.schema_digest().to_string(), v1);
+    // Logs that were begun under an earlier text of version 2 are still known, and no others.
+    let six_classes = Digest([
+        0x07, 0xf0, 0xb3, 0x31, 0xcc, 0x36, 0xad, 0xc8, 0x52, 0xc1, 0x24, 0xf0, 0xaa, 0xea, 0x52, 0x1d, 0xd3, 0xbe,
+        0x89, 0xbd, 0x11, 0x97, 0x57, 0x0a, 0x0e, 0xbf, 0x24, 0xb4, 0xfb, 0xd6, 0xad, 0xd5,
+    ]);
+    assert!(EntryVersion::V2.knows_schema(six_classes) && !EntryVersion::V1.knows_schema(six_classes));
+    assert!(EntryVersion::V2.knows_schema(EntryVersion::V2.schema_digest()));
+    assert!(!EntryVersion::V2.knows_schema(EntryVersion::V1.schema_digest()));
+    assert!(!EntryVersion::V2.knows_schema(Digest([7; 32])));
     assert!(SCHEMA.contains("version: 2,"));
 }
 

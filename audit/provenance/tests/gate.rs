@@ -3,8 +3,9 @@
 
 use audit_provenance::{Gate, PageClass, PageRecord, Trace, Violation};
 use policies_domain::{
-    Completion, Digest, Generation, Label, ModelName, PageId, PageRead, PageTrace, Permit, PolicyDecision, Principal,
-    RequestId, Step, TenantId, TenantName,
+    Binding, Completion, ConnectionId, Digest, Epoch, FinishReason, Generation, Label, Layer, ModelName, PageId,
+    PageRead, PageTrace, Permit, PolicyDecision, Principal, RequestId, SealError, SealKey, Sealer, Step, TenantId,
+    TenantName, Verifier,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeSet, HashSet};
@@ -27,6 +28,18 @@ fn read(page: u32, generation: u32, label: Label) -> PageRead {
     PageRead { page: PageId(page), generation: Generation(generation), label }
 }
 
+fn binding() -> Binding {
+    Binding::of(&permit(), ConnectionId(1))
+}
+
+fn sealer(key: u8) -> Sealer {
+    SealKey::from_bytes([key; 32]).sealer(Layer::Text, binding())
+}
+
+fn verifier() -> Verifier {
+    SealKey::from_bytes([1; 32]).verifier(Layer::Text, binding())
+}
+
 fn step(index: u32, pages: Vec<PageRead>) -> Step {
     Step {
         request: RequestId::from_bytes([1; 16]),
@@ -36,6 +49,7 @@ fn step(index: u32, pages: Vec<PageRead>) -> Step {
         tokens: 1,
         text: Completion::new("text".into()),
         finish: None,
+        seal: sealer(1).seal(Epoch(1), index, b"text", None),
     }
 }
 
@@ -139,6 +153,47 @@ fn released_text_joins_in_order_only() {
         (first.text().reveal(), first.tokens(), first.first_step(), first.last_step()),
         ("texttexttext", 3, 0, 2)
     );
+}
+
+#[test]
+fn joined_text_is_verified_step_by_step() {
+    let released = |steps: Vec<Step>| {
+        let mut gate = Gate::new(&permit());
+        let mut released: Vec<_> = steps.into_iter().map(|step| gate.check(step).unwrap()).collect();
+        let mut joined = released.remove(0);
+        released.into_iter().for_each(|next| joined.append(next).unwrap());
+        joined
+    };
+    let of = |key: u8, index, text: &str, finish| Step {
+        text: Completion::new(text.into()),
+        finish,
+        seal: sealer(key).seal(Epoch(1), index, text.as_bytes(), finish),
+        ..step(index, Vec::new())
+    };
+    let stop = Some(FinishReason::Stop);
+    let whole = || vec![of(1, 0, "", None), of(1, 1, "one ", None), of(1, 2, "two", stop)];
+    assert_eq!(released(whole()).verify(&mut verifier()), Ok(()));
+    // The first piece again, and a piece of another request's key.
+    let mut verifier_again = verifier();
+    assert_eq!(released(whole()).verify(&mut verifier_again), Ok(()));
+    let repeated = released(whole()).verify(&mut verifier_again);
+    assert_eq!(repeated, Err(SealError::Gap { held: 0, wanted: 3 }));
+    let foreign = vec![of(1, 0, "a", None), of(2, 1, "b", stop)];
+    assert_eq!(released(foreign).verify(&mut verifier()), Err(SealError::Altered { index: 1 }));
+    // Every change to what the engine sealed: text moved between steps, another text, another end.
+    let with = |change: fn(&mut Vec<Step>)| {
+        let mut steps = whole();
+        change(&mut steps);
+        released(steps).verify(&mut verifier())
+    };
+    let moved = with(|steps| {
+        steps[1].text = Completion::new("one t".into());
+        steps[2].text = Completion::new("wo".into());
+    });
+    assert_eq!(moved, Err(SealError::Altered { index: 1 }));
+    assert_eq!(with(|steps| steps[0].text = Completion::new("x".into())), Err(SealError::Altered { index: 0 }));
+    assert_eq!(with(|steps| steps[2].finish = None), Err(SealError::Altered { index: 2 }));
+    assert_eq!(with(|steps| steps[2].finish = Some(FinishReason::Length)), Err(SealError::Altered { index: 2 }));
 }
 
 proptest! {

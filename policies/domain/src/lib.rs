@@ -8,6 +8,7 @@ mod custody;
 mod ids;
 mod label;
 mod permit;
+mod seal;
 mod step;
 mod text;
 
@@ -18,5 +19,6 @@ pub use custody::{
 pub use ids::{Digest, Generation, ModelName, PageId, ParseNameError, RequestId, TenantId, TenantName};
 pub use label::Label;
 pub use permit::{Permit, PolicyDecision, Principal};
+pub use seal::{Binding, ConnectionId, Epoch, Layer, Origin, Seal, SealError, SealKey, Sealer, Verifier};
 pub use step::{FinishReason, PageRead, PageTrace, Step};
 pub use text::{Completion, Credential};

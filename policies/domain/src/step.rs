@@ -1,6 +1,6 @@
 //! What one step of the engine did for one request: what it read, what it says.
 
-use crate::{Completion, Generation, Label, PageId, RequestId};
+use crate::{Completion, Generation, Label, PageId, RequestId, Seal};
 
 /// One KV page as it stood in a kernel's block table, with the label that the page's ledger held at that moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,4 +60,6 @@ pub struct Step {
     pub text: Completion,
     /// Set in the last step only.
     pub finish: Option<FinishReason>,
+    /// Ties `text` and `finish` to the request, its admission, this step and the connection; made at sampling.
+    pub seal: Seal,
 }

@@ -8,8 +8,8 @@ use audit_provenance::{Body, Disclosure, Entry, SealReason as Sealed};
 use audit_tlog::{Checkpoint, TlogProof, VerifierKey, check_inclusion, leaf_hash};
 use memory::{MemoryDisk, TestClock};
 use policies_domain::{
-    Completion, Digest, Generation, Label, ModelName, PageId, PageRead, PageTrace, Permit, PolicyDecision, Principal,
-    RequestId, Step, TenantId, TenantName,
+    Binding, Completion, ConnectionId, Digest, Epoch, Generation, Label, Layer, ModelName, PageId, PageRead, PageTrace,
+    Permit, PolicyDecision, Principal, RequestId, SealKey, Step, TenantId, TenantName,
 };
 use std::sync::Arc;
 
@@ -39,7 +39,9 @@ pub(crate) fn permit(principal: &Principal, request: u8) -> Permit {
 pub(crate) fn step(permit: &Permit, index: u32, label: Label) -> Step {
     let pages = vec![PageRead { page: PageId(7), generation: Generation(1), label }];
     let (request, text) = (permit.request(), Completion::new("word".into()));
-    Step { request, index, trace: PageTrace { pages }, restarted: false, tokens: 1, text, finish: None }
+    let sealer = SealKey::from_bytes([1; 32]).sealer(Layer::Text, Binding::of(permit, ConnectionId(1)));
+    let seal = sealer.seal(Epoch(1), index, b"word", None);
+    Step { request, index, trace: PageTrace { pages }, restarted: false, tokens: 1, text, finish: None, seal }
 }
 
 pub(crate) fn facts() -> RequestFacts<'static> {

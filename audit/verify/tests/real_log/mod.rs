@@ -3,8 +3,8 @@
 
 use audit_log::{AuditConfig, AuditLog, Outcome, RequestFacts, SealReason};
 use policies_domain::{
-    Completion, Digest, FinishReason, Generation, Label, ModelName, PageId, PageRead, PageTrace, Permit,
-    PolicyDecision, Principal, RequestId, Step, TenantId, TenantName,
+    Binding, Completion, ConnectionId, Digest, Epoch, FinishReason, Generation, Label, Layer, ModelName, PageId,
+    PageRead, PageTrace, Permit, PolicyDecision, Principal, RequestId, SealKey, Step, TenantId, TenantName,
 };
 use std::path::PathBuf;
 use tempfile::TempDir;
@@ -25,6 +25,8 @@ pub(crate) fn permit(principal: &Principal, request: u8) -> Permit {
 /// A step that reads `pages` pages, all labelled alike.
 pub(crate) fn step(permit: &Permit, index: u32, pages: u32, label: Label, text: &str, last: bool) -> Step {
     let read = |page| PageRead { page: PageId(page), generation: Generation(1), label };
+    let finish = last.then_some(FinishReason::Stop);
+    let sealer = SealKey::from_bytes([1; 32]).sealer(Layer::Text, Binding::of(permit, ConnectionId(1)));
     Step {
         request: permit.request(),
         index,
@@ -32,7 +34,8 @@ pub(crate) fn step(permit: &Permit, index: u32, pages: u32, label: Label, text: 
         trace: PageTrace { pages: (0..pages).map(read).collect() },
         tokens: 1,
         text: Completion::new(text.to_owned()),
-        finish: last.then_some(FinishReason::Stop),
+        finish,
+        seal: sealer.seal(Epoch(1), index, text.as_bytes(), finish),
     }
 }
 
