@@ -2,10 +2,12 @@
 //! test must go red. A mutation whose tests stay green is a hole in the tests.
 
 mod custody;
+mod delivery;
 mod exactness;
 mod files;
 mod handoff;
 mod kernels;
+mod rows;
 mod split;
 mod templates;
 
@@ -34,12 +36,14 @@ struct Mutation {
 
 /// Every safety check of the product. A new check comes with its line here or in one of the lists beside this file.
 fn all() -> impl Iterator<Item = &'static Mutation> {
-    const OTHERS: [&[Mutation]; 7] = [
+    const OTHERS: [&[Mutation]; 9] = [
         custody::CUSTODY,
+        delivery::DELIVERY,
         exactness::EXACTNESS,
         files::FILES,
         handoff::HANDOFF,
         kernels::KERNELS,
+        rows::ROWS,
         split::SPLIT,
         templates::TEMPLATES,
     ];

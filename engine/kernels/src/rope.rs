@@ -323,7 +323,7 @@ mod tests {
 
     fn prepared(pairs: RopePairs, count: usize, magnitude: f64) -> Rope {
         let mut rope = Rope::new(pairs, frequencies(count), magnitude);
-        rope.prepare(&[Span { tokens: &[0], position: POSITION, pages: &[], logits: false }]);
+        rope.prepare(&[Span { ticket: 0, tokens: &[0], position: POSITION, pages: &[], logits: false }]);
         rope
     }
 
@@ -396,7 +396,7 @@ mod tests {
         let kv = crate::KvShape { layers: 1, kv_heads: 1, head_dim: 32, pages: 1 };
         let mut store = KvStore::new(kv).unwrap();
         let pages = [crate::PageRef { page: 0, tag: 1 }];
-        let span = Span { tokens: &[0], position: 0, pages: &pages, logits: false };
+        let span = Span { ticket: 0, tokens: &[0], position: 0, pages: &pages, logits: false };
         let (mut team, faults) = (Team::new(1), PageFaults::default());
         rotate_and_append(&mut team, &mut store, 0, shape, transform, &[span], &mut [0.0; 128], &faults);
     }

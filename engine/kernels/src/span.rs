@@ -7,6 +7,8 @@ use crate::kv_store::{PAGE_TOKENS, PageRef};
 /// A run of consecutive tokens of one sequence.
 #[derive(Clone, Copy)]
 pub struct Span<'a> {
+    /// The caller's: whoever asks for the results of this span names it. Kernels do not look at it.
+    pub ticket: u64,
     /// The tokens to compute.
     pub tokens: &'a [u32],
     /// Position of `tokens[0]` in the sequence; everything before it is in the pages already.
@@ -97,14 +99,15 @@ mod tests {
     #[test]
     fn spans_are_covered_by_enough_pages_only() {
         let pages = [PageRef { page: 0, tag: 1 }; 2];
-        let span = |position, tokens| Span { tokens: &[1; 64][..tokens], position, pages: &pages, logits: false };
+        let span =
+            |position, tokens| Span { ticket: 0, tokens: &[1; 64][..tokens], position, pages: &pages, logits: false };
         assert!(span(0, 32).is_covered() && span(31, 1).is_covered());
         assert!(!span(0, 33).is_covered() && !span(32, 1).is_covered() && !span(usize::MAX, 1).is_covered());
     }
 
     #[test]
     fn debug_shows_no_token() {
-        let span = Span { tokens: &[4_711], position: 0, pages: &[], logits: true };
+        let span = Span { ticket: 0, tokens: &[4_711], position: 0, pages: &[], logits: true };
         assert!(!format!("{span:?}").contains("4711"));
     }
 

@@ -95,7 +95,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             for (index, tokens) in tokens.chunks(chunk).enumerate() {
                 let position = index * chunk;
                 let logits = position + tokens.len() == prompt;
-                forward.run(&mut store, &[Span { tokens, position, pages, logits }], &|| false)?;
+                forward.run(&mut store, &[Span { ticket: 0, tokens, position, pages, logits }], &|| false)?;
             }
         }
         prefill.push((prompt * sequences) as f64 / start.elapsed().as_secs_f64());
@@ -104,11 +104,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut next: Vec<[u32; 1]> = vec![[1]; sequences];
         for step in 0..generate {
             let spans: Vec<Span<'_>> = std::iter::zip(&next, &tables)
-                .map(|(tokens, pages)| Span { tokens, position: prompt + step, pages, logits: true })
+                .map(|(tokens, pages)| Span { ticket: 0, tokens, position: prompt + step, pages, logits: true })
                 .collect();
             forward.run(&mut store, &spans, &|| false)?;
             for (sequence, next) in next.iter_mut().enumerate() {
-                let logits = forward.logits(sequence).ok_or("no logits")?;
+                let logits = forward.logits(sequence, 0).ok_or("no logits")?;
                 let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(token, _)| token);
                 *next = [best as u32];
             }

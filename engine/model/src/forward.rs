@@ -113,11 +113,11 @@ impl Forward {
         self.pass.run(self.model.config(), self.model.weights(), store, spans, stop)
     }
 
-    /// Logits `[vocab]` of a span's last token, of the last run. `None` for spans that did not ask, that had a fault,
-    /// or that there are not.
+    /// Logits `[vocab]` of a span's last token, of the last run. `None` for spans that did not ask, that had a fault, that
+    /// came with another ticket, or that there are not.
     #[must_use]
-    pub fn logits(&self, span: usize) -> Option<&[f32]> {
-        self.pass.logits(span)
+    pub fn logits(&self, span: usize, ticket: u64) -> Option<&[f32]> {
+        self.pass.logits(span, ticket)
     }
 
     /// The page that was found not to be the span's in the last run, if any. The span's logits are withheld then, and
@@ -189,6 +189,8 @@ pub(crate) struct Pass {
     /// Rows whose logits are wanted, and the row of the logits of each span.
     logit_rows: Vec<u32>,
     logits_of: Vec<Option<usize>>,
+    /// Of each span.
+    tickets: Vec<u64>,
     /// `[wanted][vocab, padded]`.
     logits: Vec<f32>,
     /// Room of one row of `logits`.
@@ -218,6 +220,7 @@ impl Pass {
             all_rows: (0u32..).take(tokens_max).collect(),
             logit_rows: Vec::new(),
             logits_of: Vec::new(),
+            tickets: Vec::new(),
             logits: Vec::new(),
             logits_stride: weights.head.rows_padded(),
         }
@@ -232,9 +235,11 @@ impl Pass {
         stop: &(dyn Fn() -> bool + Sync),
     ) -> Result<(), ForwardError> {
         self.logits_of.clear();
+        self.tickets.clear();
         self.faults.reset(0);
         let tokens = self.check(config, store, spans)?;
         self.faults.reset(spans.len());
+        self.tickets.extend(spans.iter().map(|span| span.ticket));
         self.rope.prepare(spans);
         self.local_rope.prepare(spans);
         self.attention.prepare(spans, self.heads, self.team.threads());
@@ -249,9 +254,9 @@ impl Pass {
         Ok(())
     }
 
-    pub(crate) fn logits(&self, span: usize) -> Option<&[f32]> {
+    pub(crate) fn logits(&self, span: usize, ticket: u64) -> Option<&[f32]> {
         let row = (*self.logits_of.get(span)?)?;
-        if self.faults.of(span).is_some() {
+        if self.faults.of(span).is_some() || self.tickets.get(span) != Some(&ticket) {
             return None;
         }
         self.logits.get(row * self.logits_stride..)?.get(..self.vocab)

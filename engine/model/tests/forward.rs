@@ -17,7 +17,7 @@ fn store(model: &Model, pages: &[PageRef]) -> KvStore {
 }
 
 fn bits(forward: &Forward, span: usize) -> Vec<u32> {
-    let logits = forward.logits(span).expect("asked for");
+    let logits = forward.logits(span, 0).expect("asked for");
     assert!(logits.len() == 49_152 && logits.iter().all(|logit| logit.is_finite()));
     logits.iter().map(|logit| logit.to_bits()).collect()
 }
@@ -35,7 +35,7 @@ fn prefill_decode_batches_and_pages_give_the_same_bits() {
     let mut serial_store = store(&model, &pages);
     let mut reference = Vec::new();
     for (position, token) in tokens.iter().enumerate() {
-        let span = Span { tokens: &[*token], position, pages: &pages, logits: true };
+        let span = Span { ticket: 0, tokens: &[*token], position, pages: &pages, logits: true };
         alone.run(&mut serial_store, &[span], &|| false).unwrap();
         reference.push(bits(&alone, 0));
     }
@@ -58,7 +58,7 @@ fn prefill_decode_batches_and_pages_give_the_same_bits() {
                 };
                 let tokens = &tokens[position..count.min(position + chunk)];
                 ends.push(position + tokens.len() - 1);
-                spans.push(Span { tokens, position, pages, logits: true });
+                spans.push(Span { ticket: 0, tokens, position, pages, logits: true });
             }
             forward.run(&mut store, &spans, &|| false).unwrap();
             for (span, end) in ends.into_iter().enumerate() {

@@ -51,14 +51,16 @@ fn a_warm_pass_allocates_nothing_and_stays_within_its_memory() {
 
     // A prompt, then steps of two sequences that share nothing, over the border of a segment of attention (256).
     let prompt: Vec<u32> = (0..250).map(|i| i * 131 % 49_152).collect();
-    forward.run(&mut store, &[Span { tokens: &prompt, position: 0, pages: &pages, logits: false }], &|| false).unwrap();
+    forward
+        .run(&mut store, &[Span { ticket: 0, tokens: &prompt, position: 0, pages: &pages, logits: false }], &|| false)
+        .unwrap();
     let mut step = |position: usize| {
         let spans = [
-            Span { tokens: &prompt[..1], position, pages: &pages[..20], logits: true },
-            Span { tokens: &prompt[..60], position: 0, pages: &pages[20..], logits: true },
+            Span { ticket: 0, tokens: &prompt[..1], position, pages: &pages[..20], logits: true },
+            Span { ticket: 0, tokens: &prompt[..60], position: 0, pages: &pages[20..], logits: true },
         ];
         forward.run(&mut store, &spans, &|| false).unwrap();
-        assert!(forward.logits(0).is_some() && forward.logits(1).is_some());
+        assert!(forward.logits(0, 0).is_some() && forward.logits(1, 0).is_some());
     };
     (250..260).for_each(&mut step);
     let before = ALLOCATIONS.load(Ordering::Relaxed);

@@ -101,12 +101,12 @@ impl Decoder {
 
     fn logits(&mut self, tokens: &[u32], mut position: usize) -> &[f32] {
         for chunk in tokens.chunks(256) {
-            let span = Span { tokens: chunk, position, pages: &self.pages, logits: true };
+            let span = Span { ticket: 0, tokens: chunk, position, pages: &self.pages, logits: true };
             self.forward.run(&mut self.store, &[span], &|| false).unwrap();
             assert_eq!(self.forward.fault(0), None);
             position += chunk.len();
         }
-        self.forward.logits(0).unwrap()
+        self.forward.logits(0, 0).unwrap()
     }
 }
 

@@ -30,12 +30,12 @@ fn digest_of_logits(model: &Arc<Model>, tokens: &[u32], family: KernelFamily) ->
     pages.iter().for_each(|page| store.assign(*page).unwrap());
     let mut forward = Forward::with_family(Arc::clone(model), 2, tokens.len(), family)?;
     let spans: Vec<Span<'_>> = (0..tokens.len())
-        .map(|position| Span { tokens: &tokens[position..=position], position, pages: &pages, logits: true })
+        .map(|position| Span { ticket: 0, tokens: &tokens[position..=position], position, pages: &pages, logits: true })
         .collect();
     forward.run(&mut store, &spans, &|| false).unwrap();
     let mut digest = Sha256::new();
     for span in 0..spans.len() {
-        for logit in forward.logits(span).unwrap() {
+        for logit in forward.logits(span, 0).unwrap() {
             assert!(logit.is_finite());
             digest.update(logit.to_le_bytes());
         }

@@ -48,10 +48,10 @@ impl Reader {
         let inputs = &window[..window.len() - 1];
         for start in (0..inputs.len()).step_by(CHUNK) {
             let spans: Vec<Span<'_>> = (start..inputs.len().min(start + CHUNK))
-                .map(|position| Span { tokens: &inputs[position..=position], position, pages, logits: true })
+                .map(|position| Span { ticket: 0, tokens: &inputs[position..=position], position, pages, logits: true })
                 .collect();
             forward.run(store, &spans, &|| false).unwrap();
-            let logits: Vec<&[f32]> = (0..spans.len()).map(|number| forward.logits(number).unwrap()).collect();
+            let logits: Vec<&[f32]> = (0..spans.len()).map(|number| forward.logits(number, 0).unwrap()).collect();
             let rows: Vec<(&[f32], u32)> = std::iter::zip(logits, window[start + 1..].iter().copied()).collect();
             // Half a billion exponentials, unoptimised: a thread for each half.
             loss += std::thread::scope(|scope| {

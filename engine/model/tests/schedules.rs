@@ -53,9 +53,9 @@ fn reference() -> &'static [Vec<Vec<u32>>; 3] {
             pages.iter().for_each(|page| store.assign(*page).unwrap());
             let mut all = Vec::new();
             for (position, token) in prompts()[number].iter().enumerate() {
-                let span = Span { tokens: &[*token], position, pages: &pages, logits: true };
+                let span = Span { ticket: 0, tokens: &[*token], position, pages: &pages, logits: true };
                 forward.run(&mut store, &[span], &|| false).unwrap();
-                all.push(bits(forward.logits(0).unwrap()));
+                all.push(bits(forward.logits(0, 0).unwrap()));
             }
             all
         })
@@ -139,12 +139,12 @@ proptest! {
             }
             let run: Vec<Span<'_>> = spans.iter().map(|&(number, position, count)| {
                 let tokens = &prompts()[number][position..][..count];
-                Span { tokens, position, pages: &sequences[number].pages, logits: true }
+                Span { ticket: 0, tokens, position, pages: &sequences[number].pages, logits: true }
             }).collect();
             forward.run(&mut store, &run, &|| false).unwrap();
             for (span, &(number, position, count)) in spans.iter().enumerate() {
                 let wanted = &reference()[number][position + count - 1];
-                prop_assert_eq!(&bits(forward.logits(span).unwrap()), wanted, "sequence {}, {:?}", number, spans);
+                prop_assert_eq!(&bits(forward.logits(span, 0).unwrap()), wanted, "sequence {}, {:?}", number, spans);
             }
         }
     }

@@ -48,10 +48,13 @@ impl Stepper {
                 Place::Waiting(index) => queue.waiting.remove(index),
             };
             let Some(mut admitted) = admitted else { return };
-            if self.role == Role::Whole {
-                admitted.block_table = Some(BlockTable::new(&machine.pool, admitted.label));
+            if let Err(error) = admitted.note_admission(self.counters.next_epoch()) {
+                admitted.refuse_row(error);
+                continue;
             }
-            admitted.note_admission();
+            if self.role == Role::Whole {
+                admitted.hold(BlockTable::new(&machine.pool, admitted.label));
+            }
             self.running.push(admitted);
         }
     }

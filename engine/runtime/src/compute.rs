@@ -29,8 +29,9 @@ pub trait Compute: Send {
     /// these, in order.
     fn expected_read_set(&self, position: usize, tokens: usize, pages: &[PageRef]) -> u64;
 
-    /// Logits `[vocab]` of a span's last token, of the last run; `None` for spans that did not ask or had a fault.
-    fn logits(&self, span: usize) -> Option<&[f32]>;
+    /// Logits `[vocab]` of a span's last token, of the last run; `None` for spans that did not ask, had a fault or came
+    /// with another ticket.
+    fn logits(&self, span: usize, ticket: u64) -> Option<&[f32]>;
 
     /// Gives a page to the holder of a tag: [`KvStore::assign`].
     ///
@@ -124,8 +125,8 @@ impl Compute for CpuCompute {
         self.forward.expected_read_set(position, tokens, pages)
     }
 
-    fn logits(&self, span: usize) -> Option<&[f32]> {
-        self.forward.logits(span)
+    fn logits(&self, span: usize, ticket: u64) -> Option<&[f32]> {
+        self.forward.logits(span, ticket)
     }
 
     fn assign(&mut self, page: PageRef) -> Result<(), KvStoreError> {

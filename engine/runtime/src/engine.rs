@@ -4,7 +4,7 @@ use crate::compute::CpuCompute;
 use crate::config::{EngineConfig, Split, StartEngineError};
 use crate::inbox::{Inbox, Refused};
 use crate::machine::{Machine, Pages};
-use crate::running::Running;
+use crate::running::{Outlet, Running};
 use crate::sampling::Sampling;
 use crate::sequence::{PromptInput, Sequence, TokenizeError};
 use crate::split::{Between, DecodeGroup, Pair, PrefillGroup, Terms};
@@ -14,7 +14,7 @@ use engine_handoff::Incarnation;
 use engine_kernels::{KvKind, KvShape, KvStore};
 use engine_kv::{PAGE_TOKENS, PageCounts, PageFormat, PagePool};
 use engine_model::Model;
-use policies_domain::Permit;
+use policies_domain::{Epoch, Permit, Sealer};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -52,6 +52,7 @@ pub(crate) struct Counters {
     /// Nanoseconds spent on digests of what was handed over, on both ends.
     verified_ns: AtomicU64,
     alive: AtomicBool,
+    admissions: AtomicU64,
 }
 
 impl Counters {
@@ -62,6 +63,11 @@ impl Counters {
 
     pub(crate) fn verified(&self, took: Duration) {
         self.verified_ns.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// For one admission of one request, and for no other.
+    pub(crate) fn next_epoch(&self) -> Epoch {
+        Epoch(self.admissions.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
     pub(crate) fn computed(&self, prefill: bool, tokens: usize) {
@@ -299,15 +305,25 @@ impl Engine {
         Ok(Sequence { tokens, label: permit.label(), request: permit.request() })
     }
 
-    /// Queues a request.
+    /// Queues a request. Its text comes sealed by `sealer`, which is to have the permit's request and label.
     ///
     /// # Errors
     /// [`SubmitError`]; nothing is queued then.
-    pub fn submit(&self, permit: &Permit, sequence: Sequence, sampling: Sampling) -> Result<Steps, SubmitError> {
+    pub fn submit(
+        &self,
+        permit: &Permit,
+        sequence: Sequence,
+        sampling: Sampling,
+        sealer: Sealer,
+    ) -> Result<Steps, SubmitError> {
         if sequence.label != permit.label() || sequence.request != permit.request() {
             return Err(SubmitError::PermitMismatch);
         }
-        enqueue(&self.0.inbox, self.0.context_max, sequence, sampling)
+        let binding = sealer.binding();
+        if binding.label != permit.label() || binding.request != permit.request() {
+            return Err(SubmitError::PermitMismatch);
+        }
+        enqueue(&self.0.inbox, self.0.context_max, sequence, sampling, sealer)
     }
 
     /// How it is doing.
@@ -355,6 +371,7 @@ pub(crate) fn enqueue(
     context_max: usize,
     sequence: Sequence,
     sampling: Sampling,
+    sealer: Sealer,
 ) -> Result<Steps, SubmitError> {
     let prompt_tokens = sequence.tokens.len();
     let tokens_max = match sampling.max_tokens {
@@ -365,7 +382,7 @@ pub(crate) fn enqueue(
         return Err(SubmitError::TooLong { tokens: tokens_max, tokens_max: context_max });
     }
     let (sender, receiver) = mpsc::channel(STEPS_AHEAD + 1);
-    let request = Running::new(sequence, sampling, tokens_max, sender);
+    let request = Running::new(sequence, sampling, tokens_max, Outlet::new(sender, sealer));
     let steps = Steps::new(request.request, receiver, inbox.clone(), prompt_tokens);
     match inbox.push(request) {
         Ok(()) => Ok(steps),

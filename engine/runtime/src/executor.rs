@@ -14,7 +14,7 @@ use crate::sequence::Sequence;
 use crate::step::{Role, Stepper};
 use crate::steps::Steps;
 use engine_kv::{PAGE_TOKENS, PageFormat, PagePool};
-use policies_domain::{Label, RequestId};
+use policies_domain::{Label, RequestId, Sealer};
 use std::fmt;
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ impl<C: Compute> StepExecutor<C> {
         Self { stepper, machine: Machine::new(compute, pages) }
     }
 
-    /// Queues a request.
+    /// Queues a request. Its text comes sealed by `sealer`.
     ///
     /// # Errors
     /// [`SubmitError`]; nothing is queued then.
@@ -44,10 +44,11 @@ impl<C: Compute> StepExecutor<C> {
         request: RequestId,
         prompt: Vec<u32>,
         sampling: Sampling,
+        sealer: Sealer,
     ) -> Result<Steps, SubmitError> {
         let config = &self.stepper.config;
         let context_max = (config.pages * PAGE_TOKENS).min(config.context_tokens_max.unwrap_or(usize::MAX));
-        enqueue(&self.stepper.inbox, context_max, Sequence { tokens: prompt, label, request }, sampling)
+        enqueue(&self.stepper.inbox, context_max, Sequence { tokens: prompt, label, request }, sampling, sealer)
     }
 
     /// Admits whoever may have a slot, computes one chunk of somebody's prompt and one token of everybody else. `false`,
@@ -92,15 +93,18 @@ impl<C> fmt::Debug for StepExecutor<C> {
 }
 
 #[cfg(test)]
+mod rows;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::compute::tracer::Tracer;
     use crate::config::Split;
     use crate::steps::StepError;
     use engine_kernels::KvKind;
-    use policies_domain::TenantId;
+    use policies_domain::{Binding, ConnectionId, Layer, SealKey, TenantId};
 
-    const CONFIG: EngineConfig = EngineConfig {
+    pub(super) const CONFIG: EngineConfig = EngineConfig {
         threads: 1,
         pages: 24,
         sequences_max: 4,
@@ -112,12 +116,17 @@ mod tests {
         decode_threads: None,
     };
 
-    fn label(number: u32) -> Label {
+    pub(super) fn label(number: u32) -> Label {
         Label::of(TenantId::new(number).unwrap())
     }
 
-    fn prompt(tenant: u32, tokens: u32) -> Vec<u32> {
+    pub(super) fn prompt(tenant: u32, tokens: u32) -> Vec<u32> {
         (0..tokens).map(|token| tenant * 1000 + token).collect()
+    }
+
+    pub(super) fn sealer(label: Label, request: RequestId) -> Sealer {
+        let binding = Binding { request, label, connection: ConnectionId(1) };
+        SealKey::from_bytes([request.bytes()[0]; 32]).sealer(Layer::Text, binding)
     }
 
     fn executor() -> StepExecutor<Tracer> {
@@ -126,9 +135,8 @@ mod tests {
 
     fn submit(executor: &mut StepExecutor<Tracer>, tenant: u32, tokens: u32, answer: usize) -> Steps {
         let sampling = Sampling { max_tokens: Some(answer), temperature: 0.0, ..Sampling::default() };
-        executor
-            .submit(label(tenant), RequestId::from_bytes([tenant as u8; 16]), prompt(tenant, tokens), sampling)
-            .unwrap()
+        let (label, request) = (label(tenant), RequestId::from_bytes([tenant as u8; 16]));
+        executor.submit(label, request, prompt(tenant, tokens), sampling, sealer(label, request)).unwrap()
     }
 
     fn read(steps: &mut Steps, into: &mut String) -> Option<StepError> {

@@ -66,6 +66,16 @@ pub enum Fault {
         /// Whose requests are hit.
         reader: TenantId,
     },
+    /// The sampler takes the logits so many rows behind its own, as an index into a batch that has moved does; from the
+    /// last row it wraps to the first.
+    RowOffset {
+        /// Whose requests are hit.
+        reader: TenantId,
+        /// How far.
+        rows: usize,
+        /// Rows of the batch, or of the array that the index is taken modulo.
+        of: usize,
+    },
     /// One logit, as weights that overflow or a broken kernel would give it. Needs nobody else.
     Logit {
         /// Whose requests are hit.
@@ -113,6 +123,14 @@ impl Planted {
         *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
     }
 
+    /// The row whose logits a sampler takes.
+    pub(crate) fn row_for(&self, label: Label, span: usize) -> usize {
+        match self.fault_for(label) {
+            Some(Fault::RowOffset { rows, of, .. }) => (span + rows) % of.max(1),
+            _ => span,
+        }
+    }
+
     pub(crate) fn fault_for(&self, label: Label) -> Option<Fault> {
         let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         faults.iter().copied().find(|fault| {
@@ -127,6 +145,7 @@ impl Planted {
             | Fault::SwappedManifests { reader }
             | Fault::WrongDomain { reader }
             | Fault::OtherPrompt { reader }
+            | Fault::RowOffset { reader, .. }
             | Fault::Logit { reader, .. }) = fault;
             Label::of(*reader) == label
         })

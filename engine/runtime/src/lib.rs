@@ -23,6 +23,7 @@ mod sequence;
 mod split;
 mod step;
 mod steps;
+mod ticket;
 
 pub use compute::Compute;
 pub use config::{EngineBounds, EngineConfig, Split, StartEngineError};

@@ -5,9 +5,10 @@ use crate::detokenizer::{Detokenized, Detokenizer};
 use crate::sampling::{Sampler, Sampling, SamplingScratch};
 use crate::sequence::Sequence;
 use crate::steps::{Delivery, STEPS_AHEAD, StepError, Timings, Usage};
+use crate::ticket::{Ticket, Ticketed};
 use engine_handoff::{FirstStep, FirstToken, Route};
 use engine_kv::{BlockTable, PAGE_TOKENS};
-use policies_domain::{Completion, FinishReason, Label, PageTrace, RequestId, Step};
+use policies_domain::{Completion, Epoch, FinishReason, Label, PageTrace, RequestId, Seal, Sealer, SequenceId, Step};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
@@ -16,6 +17,8 @@ use tokio::sync::mpsc;
 /// A request from submission to its last step. Dropping it frees its pages.
 pub(crate) struct Running {
     pub(crate) request: RequestId,
+    /// In its latest admission; all its records have the same.
+    pub(crate) ticket: Ticket,
     pub(crate) label: Label,
     /// Prompt, then completion.
     pub(crate) tokens: Vec<u32>,
@@ -30,8 +33,10 @@ pub(crate) struct Running {
     pub(crate) route: Option<Route>,
     /// The token that came with its pages, before it was delivered.
     pub(crate) first: Option<u32>,
-    pub(crate) sampler: Sampler,
-    pub(crate) detokenizer: Detokenizer,
+    /// Whose `block_table` that is.
+    table: Option<Ticketed<SequenceId>>,
+    pub(crate) sampler: Ticketed<Sampler>,
+    pub(crate) detokenizer: Ticketed<Detokenizer>,
     pub(crate) outlet: Outlet,
     pub(crate) submitted: Instant,
     /// Its number among all that were queued: the oldest has the lowest.
@@ -50,6 +55,7 @@ pub(crate) struct Running {
 #[derive(Clone)]
 pub(crate) struct Outlet {
     deliveries: mpsc::Sender<Delivery>,
+    sealer: Arc<Sealer>,
     progress: Arc<Progress>,
 }
 
@@ -60,10 +66,31 @@ struct Progress {
     restarts: AtomicU32,
     /// The reader was told that the request failed: nothing follows.
     failed: AtomicBool,
+    /// The latest admission.
+    epoch: AtomicU64,
     prefill_us: AtomicU64,
 }
 
 impl Outlet {
+    /// What is said comes sealed.
+    pub(crate) fn new(deliveries: mpsc::Sender<Delivery>, sealer: Sealer) -> Self {
+        Self { deliveries, sealer: Arc::new(sealer), progress: Arc::default() }
+    }
+
+    /// Steps from here on belong to this admission, whoever says them.
+    fn note_admission(&self, epoch: Epoch) {
+        self.progress.epoch.fetch_max(epoch.0, Ordering::Relaxed);
+    }
+
+    /// Whether it is this request's way out.
+    fn check(&self, request: RequestId) -> Result<(), StepError> {
+        if self.sealer.binding().request == request { Ok(()) } else { Err(StepError::RowBinding) }
+    }
+
+    fn seal(&self, index: u32, text: &str, finish: Option<FinishReason>) -> Seal {
+        self.sealer.seal(Epoch(self.progress.epoch.load(Ordering::Relaxed)), index, text.as_bytes(), finish)
+    }
+
     pub(crate) fn note_prefill(&self, took_us: u64) {
         self.progress.prefill_us.fetch_add(took_us, Ordering::Relaxed);
     }
@@ -80,15 +107,12 @@ pub(crate) enum Next {
 
 impl Running {
     /// Of a request that was just submitted; its response is cut at `tokens_max` tokens of prompt and completion.
-    pub(crate) fn new(
-        sequence: Sequence,
-        sampling: Sampling,
-        tokens_max: usize,
-        deliveries: mpsc::Sender<Delivery>,
-    ) -> Self {
+    pub(crate) fn new(sequence: Sequence, sampling: Sampling, tokens_max: usize, outlet: Outlet) -> Self {
         let Sequence { tokens, label, request } = sequence;
+        let ticket = Ticket::of(request);
         Self {
             request,
+            ticket,
             label,
             prompt_tokens: tokens.len(),
             tokens_max,
@@ -96,10 +120,11 @@ impl Running {
             block_table: None,
             route: None,
             first: None,
-            detokenizer: Detokenizer::new(&sampling.stop),
-            sampler: Sampler::new(sampling, &tokens),
+            table: None,
+            detokenizer: Ticketed::new(ticket, Detokenizer::new(&sampling.stop)),
+            sampler: Ticketed::new(ticket, Sampler::new(sampling, &tokens)),
             tokens,
-            outlet: Outlet { deliveries, progress: Arc::default() },
+            outlet,
             submitted: Instant::now(),
             arrival: 0,
             timings: Timings::default(),
@@ -130,6 +155,8 @@ impl Running {
     pub(crate) fn for_prefill(&self) -> Self {
         Self {
             request: self.request,
+            ticket: self.ticket,
+            table: None,
             label: self.label,
             tokens: self.tokens.clone(),
             prompt_tokens: self.prompt_tokens,
@@ -139,7 +166,7 @@ impl Running {
             route: self.route,
             first: None,
             sampler: self.sampler.clone(),
-            detokenizer: Detokenizer::new(&[]),
+            detokenizer: Ticketed::new(self.ticket, Detokenizer::new(&[])),
             outlet: self.outlet.clone(),
             submitted: self.submitted,
             arrival: self.arrival,
@@ -172,18 +199,44 @@ impl Running {
 
     /// It lets go of its pages and is computed anew from its first token.
     pub(crate) fn begin_anew(&mut self) {
-        (self.block_table, self.route, self.first) = (None, None, None);
+        (self.block_table, self.table, self.route, self.first) = (None, None, None, None);
         self.computed = 0;
         self.restarted = true;
         self.restarts += 1;
         self.outlet.progress.restarts.store(self.restarts, Ordering::SeqCst);
     }
 
-    /// It has a slot. Only the first one ends its time in the queue.
-    pub(crate) fn note_admission(&mut self) {
+    /// It gets pages, for this admission.
+    pub(crate) fn hold(&mut self, block_table: BlockTable) {
+        self.table = Some(Ticketed::new(self.ticket, block_table.sequence()));
+        self.block_table = Some(block_table);
+    }
+
+    /// The block table that it was given in this admission.
+    ///
+    /// # Errors
+    /// [`StepError::RowBinding`] when another stands in its place.
+    pub(crate) fn table(&self) -> Result<&BlockTable, StepError> {
+        let block_table = self.block_table.as_ref().ok_or(StepError::Internal)?;
+        let wanted = self.table.as_ref().ok_or(StepError::RowBinding)?.of(self.ticket)?;
+        if block_table.sequence() == *wanted { Ok(block_table) } else { Err(StepError::RowBinding) }
+    }
+
+    /// It has a slot, and a new ticket. Only the first one ends its time in the queue.
+    ///
+    /// # Errors
+    /// [`StepError::RowBinding`] when a record is not its own: the ticket is not given then.
+    pub(crate) fn note_admission(&mut self, epoch: Epoch) -> Result<(), StepError> {
+        let ticket = Ticket { request: self.request, epoch };
+        self.outlet.check(self.request)?;
+        self.sampler.renew(self.ticket, ticket)?;
+        self.detokenizer.renew(self.ticket, ticket)?;
+        self.ticket = ticket;
+        self.outlet.note_admission(epoch);
         if self.restarts == 0 {
             self.timings.queued_us = u64::try_from(self.submitted.elapsed().as_micros()).unwrap_or(u64::MAX);
         }
+        Ok(())
     }
 
     /// One token is left to compute, and it is one that was sampled.
@@ -204,7 +257,11 @@ impl Running {
         compute: &impl Compute,
         scratch: &mut SamplingScratch,
     ) -> Next {
-        let Some(token) = self.sampler.sample(logits, scratch) else {
+        let sampler = match self.sampler.of_mut(self.ticket) {
+            Ok(sampler) => sampler,
+            Err(error) => return self.refuse_row(error),
+        };
+        let Some(token) = sampler.sample(logits, scratch) else {
             let position = self.tokens.len();
             tracing::error!(request_id = %self.request, position, "the model's output is not a number");
             return self.deliver_error(StepError::NotANumber);
@@ -219,12 +276,16 @@ impl Running {
         logits: &[f32],
         scratch: &mut SamplingScratch,
     ) -> Next {
-        let Some(token) = self.sampler.sample(logits, scratch) else {
+        let sampler = match self.sampler.of_mut(self.ticket) {
+            Ok(sampler) => sampler,
+            Err(error) => return self.refuse_row(error),
+        };
+        let Some(token) = sampler.sample(logits, scratch) else {
             tracing::error!(request_id = %self.request, "the model's output is not a number");
             return self.deliver_error(StepError::NotANumber);
         };
         let log_prob_bits = log_prob(logits, token).to_bits();
-        let sampler = self.sampler.state();
+        let sampler = sampler.state();
         let first = FirstStep { token: FirstToken::new(token), log_prob_bits, sampler, grammar: [0; 32] };
         match self.deliver_read(trace) {
             Next::GoesOn => Next::Prefilled(first),
@@ -234,7 +295,10 @@ impl Running {
 
     /// The token that came with the pages. They are the request's now, which no step has said so far.
     pub(crate) fn deliver_first(&mut self, trace: PageTrace, token: u32, compute: &impl Compute) -> Next {
-        self.sampler.skip(token);
+        match self.sampler.of_mut(self.ticket) {
+            Ok(sampler) => sampler.skip(token),
+            Err(error) => return self.refuse_row(error),
+        }
         self.restarted = true;
         self.deliver_sampled(trace, token, compute)
     }
@@ -242,7 +306,11 @@ impl Running {
     fn deliver_sampled(&mut self, trace: PageTrace, token: u32, compute: &impl Compute) -> Next {
         self.tokens.push(token);
         let ends = compute.is_end(token);
-        let Detokenized { mut text, stopped } = self.detokenizer.push(compute.text(token).unwrap_or_default());
+        let detokenizer = match self.detokenizer.of_mut(self.ticket) {
+            Ok(detokenizer) => detokenizer,
+            Err(error) => return self.refuse_row(error),
+        };
+        let Detokenized { mut text, stopped } = detokenizer.push(compute.text(token).unwrap_or_default());
         let finish = if ends || stopped {
             Some(FinishReason::Stop)
         } else if self.tokens.len() >= self.tokens_max {
@@ -251,9 +319,15 @@ impl Running {
             None
         };
         if finish.is_some() && !stopped {
-            text += &self.detokenizer.finish();
+            text += &detokenizer.finish();
         }
         self.deliver_step(trace, 1, text, finish)
+    }
+
+    /// Nobody can say whose answer this would be: it ends, the others go on.
+    pub(crate) fn refuse_row(&self, error: StepError) -> Next {
+        tracing::error!(request_id = %self.request, "a record of another request, or of another admission, in its row");
+        self.deliver_error(error)
     }
 
     /// The request ends without its answer.
@@ -270,10 +344,14 @@ impl Running {
         if self.cancelled() {
             return Next::Ended;
         }
-        let text = Completion::new(text);
+        if let Err(error) = self.outlet.check(self.request) {
+            return self.refuse_row(error);
+        }
         let restarted = std::mem::take(&mut self.restarted);
         let index = self.outlet.progress.next_step.fetch_add(1, Ordering::Relaxed);
-        let step = Step { request: self.request, index, trace, restarted, tokens, text, finish };
+        let seal = self.outlet.seal(index, &text, finish);
+        let text = Completion::new(text);
+        let step = Step { request: self.request, index, trace, restarted, tokens, text, finish, seal };
         let sent = self.outlet.deliveries.try_send(self.delivery(Ok(step)));
         if sent.is_err() || finish.is_some() { Next::Ended } else { Next::GoesOn }
     }

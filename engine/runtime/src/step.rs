@@ -16,6 +16,7 @@ use crate::machine::{Machine, page_ref};
 use crate::running::{Next, Running};
 use crate::sampling::SamplingScratch;
 use crate::steps::StepError;
+use crate::ticket::Ticket;
 use engine_handoff::FirstStep;
 use engine_kernels::{PageFault, PageRef, Span};
 use engine_kv::{AllocateError, PAGE_TOKENS};
@@ -82,8 +83,9 @@ enum Stage {
 
 /// What one request computes in one forward pass: its tokens from `first` to before `end`.
 struct Part {
-    /// Place in `running`.
+    /// Place in `running`, as long as that request is there.
     index: usize,
+    ticket: Ticket,
     first: usize,
     end: usize,
 }
@@ -179,7 +181,8 @@ impl Stepper {
         let end = self.running[index].tokens.len().min(first + self.chunk_tokens(first));
         let Some(index) = self.make_room(machine, index, end) else { return };
         self.prefill_turn = index + 1;
-        self.pass(machine, Stage::Prefill, &[Part { index, first, end }]);
+        let ticket = self.running[index].ticket;
+        self.pass(machine, Stage::Prefill, &[Part { index, ticket, first, end }]);
     }
 
     /// A prefill group computes all that it is given, what was sampled before a preemption included.
@@ -192,7 +195,7 @@ impl Stepper {
         let Some(group) = self.decode_group(machine) else { return };
         let part = |index: usize| {
             let request = &self.running[index];
-            Part { index, first: request.computed, end: request.tokens.len() }
+            Part { index, ticket: request.ticket, first: request.computed, end: request.tokens.len() }
         };
         let group: Vec<Part> = group.into_iter().map(part).collect();
         self.pass(machine, Stage::Decode, &group);
@@ -207,8 +210,8 @@ impl Stepper {
             match self.resolve(machine, part) {
                 Ok(row) => rows.push(row),
                 // The others have their step with the next turn.
-                Err(Unresolved::Failed(error)) => return self.fail(part.index, error),
-                Err(Unresolved::ForeignWrite(trace)) => return self.refuse_write(part.index, trace),
+                Err(Unresolved::Failed(error)) => return self.fail_row(part.ticket, error),
+                Err(Unresolved::ForeignWrite(trace)) => return self.refuse_write(part.ticket, trace),
             }
         }
         let (running, inbox) = (&self.running, &self.inbox);
@@ -216,7 +219,8 @@ impl Stepper {
         for (part, row) in group.iter().zip(&rows) {
             let tokens = &running[part.index].tokens;
             let logits = part.end == tokens.len();
-            spans.push(Span { tokens: &tokens[part.first..part.end], position: part.first, pages: &row.pages, logits });
+            let (ticket, tokens) = (part.ticket.row(), &tokens[part.first..part.end]);
+            spans.push(Span { ticket, tokens, position: part.first, pages: &row.pages, logits });
         }
         // A client that left ends the pass if nobody else is in it; `gather` drops its request, and its pages with it.
         let stop = || inbox.is_stopped() || group.iter().all(|part| running[part.index].cancelled());
@@ -232,6 +236,10 @@ impl Stepper {
         let mut ended = Vec::new();
         for (span, (part, row)) in group.iter().zip(rows).enumerate() {
             let next = match (&computed, machine.compute.fault(span)) {
+                _ if self.row(part).is_err() => {
+                    self.fail_row(part.ticket, StepError::RowBinding);
+                    continue;
+                }
                 (Ok(()), None) if machine.compute.read_set(span) != Some(row.read_set) && self.checks() => {
                     self.refuse_reads(part.index)
                 }
@@ -241,13 +249,24 @@ impl Stepper {
             };
             match next {
                 Next::GoesOn => (),
-                Next::Ended => ended.push((part.index, None)),
-                Next::Prefilled(first) => ended.push((part.index, Some(first))),
+                Next::Ended => ended.push((part.ticket, None)),
+                Next::Prefilled(first) => ended.push((part.ticket, Some(first))),
             }
         }
-        for (index, first) in ended.into_iter().rev() {
-            self.leave(index, first);
+        for (ticket, first) in ended {
+            if let Some(index) = self.place_of(ticket) {
+                self.leave(index, first);
+            }
         }
+    }
+
+    /// The request that the part was planned for.
+    fn row(&self, part: &Part) -> Result<&Running, StepError> {
+        self.running.get(part.index).filter(|request| request.ticket == part.ticket).ok_or(StepError::RowBinding)
+    }
+
+    fn place_of(&self, ticket: Ticket) -> Option<usize> {
+        self.running.iter().position(|request| request.ticket == ticket)
     }
 
     fn leave(&mut self, index: usize, first: Option<FirstStep>) {
@@ -268,7 +287,7 @@ impl Stepper {
         took_us: u64,
     ) -> Next {
         #[cfg(feature = "fault-injection")]
-        let planted = self.planted_logits(machine, part.index, span);
+        let planted = self.planted_logits(machine, part, span);
         let request = &mut self.running[part.index];
         match stage {
             Stage::Prefill => request.outlet.note_prefill(took_us),
@@ -279,14 +298,17 @@ impl Stepper {
         if !matches!(advanced, Some(Ok(()))) {
             return request.deliver_error(StepError::Internal);
         }
-        let logits = machine.compute.logits(span);
+        #[cfg(feature = "fault-injection")]
+        let span = self.planted.row_for(request.label, span);
+        let logits = machine.compute.logits(span, part.ticket.row());
         #[cfg(feature = "fault-injection")]
         let logits = planted.as_deref().or(logits);
         match logits {
             _ if part.end < request.tokens.len() => request.deliver_read(trace),
             Some(logits) if self.role == Role::Prefill => request.deliver_prefilled(trace, logits, &mut self.scratch),
             Some(logits) => request.deliver_token(trace, logits, &machine.compute, &mut self.scratch),
-            None => request.deliver_error(StepError::Internal),
+            // Computed, without a fault and asked for: it is there, and another's.
+            None => request.refuse_row(StepError::RowBinding),
         }
     }
 
@@ -356,8 +378,8 @@ impl Stepper {
     fn resolve(&self, machine: &mut Machine<impl Compute>, part: &Part) -> Result<Row, Unresolved> {
         let mut entries = std::mem::take(&mut machine.entries);
         entries.clear();
-        let request = &self.running[part.index];
-        let block_table = request.block_table.as_ref().ok_or(StepError::Internal)?;
+        let request = self.row(part)?;
+        let block_table = request.table()?;
         block_table.capabilities(part.end, &mut entries.capabilities);
         #[cfg_attr(not(feature = "fault-injection"), allow(unused_mut, reason = "a fault changes it"))]
         let mut pages: Vec<PageRef> = entries.capabilities.iter().map(|capability| page_ref(*capability)).collect();
@@ -413,9 +435,11 @@ impl Stepper {
     }
 
     #[cfg(feature = "fault-injection")]
-    fn planted_logits(&self, machine: &Machine<impl Compute>, index: usize, span: usize) -> Option<Vec<f32>> {
-        let Some(Fault::Logit { value, .. }) = self.planted.fault_for(self.running[index].label) else { return None };
-        let mut logits = machine.compute.logits(span)?.to_vec();
+    fn planted_logits(&self, machine: &Machine<impl Compute>, part: &Part, span: usize) -> Option<Vec<f32>> {
+        let Some(Fault::Logit { value, .. }) = self.planted.fault_for(self.running[part.index].label) else {
+            return None;
+        };
+        let mut logits = machine.compute.logits(span, part.ticket.row())?.to_vec();
         *logits.last_mut()? = value;
         Some(logits)
     }
@@ -438,7 +462,8 @@ impl Stepper {
 
     /// The pass would have written into a page that is not the request's: it is not made, and what it would have read goes to
     /// whoever judges reads. The request ends whatever they say.
-    fn refuse_write(&mut self, index: usize, trace: PageTrace) {
+    fn refuse_write(&mut self, ticket: Ticket, trace: PageTrace) {
+        let Some(index) = self.place_of(ticket) else { return };
         let mut request = self.running.remove(index);
         tracing::error!(request_id = %request.request, "a page that is not the request's was to be written");
         if request.deliver_read(trace) == Next::GoesOn {
@@ -452,6 +477,12 @@ impl Stepper {
         return !self.planted.unchecked();
         #[cfg(not(feature = "fault-injection"))]
         true
+    }
+
+    fn fail_row(&mut self, ticket: Ticket, error: StepError) {
+        if let Some(index) = self.place_of(ticket) {
+            self.fail(index, error);
+        }
     }
 
     pub(crate) fn fail(&mut self, index: usize, error: StepError) {

@@ -50,6 +50,9 @@ pub enum StepError {
         /// Which one.
         check: Check,
     },
+    /// Isolation fault: a record of another request, or of another admission, stood in the place of this one's.
+    #[error("a record of the row is not this request's")]
+    RowBinding,
     /// The sequence needs more pages than there are: some of the pool are kept as evidence.
     #[error("there are not enough pages for this request")]
     PoolExhausted,

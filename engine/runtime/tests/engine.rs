@@ -5,7 +5,7 @@ mod rig;
 use engine_kernels::KvKind;
 use engine_runtime::{Engine, EngineConfig, PromptInput, Sampling, Split, StepError, SubmitError, TokenizeError};
 use policies_domain::{FinishReason, Label};
-use rig::{ACME, GLOBEX, answer, engine, greedy, permit, submit};
+use rig::{ACME, GLOBEX, answer, engine, greedy, permit, sealer, submit, verifier};
 use std::time::{Duration, Instant};
 
 const SMALL: EngineConfig = EngineConfig {
@@ -177,7 +177,7 @@ async fn one_tenant_cannot_take_every_place() {
     let submit = |tenant, id| {
         let permit = permit(tenant, id);
         let sequence = engine.tokenize(&permit, &PromptInput::Text(STORY.into())).unwrap();
-        engine.submit(&permit, sequence, greedy(200))
+        engine.submit(&permit, sequence, greedy(200), sealer(&permit))
     };
     // A burst: more than the queue holds, and not more than run and wait in all.
     let _burst: Vec<_> = (0..6).map(|id| submit(ACME, id).unwrap()).collect();
@@ -231,7 +231,7 @@ async fn a_smaller_context_than_the_model_s_can_be_set() {
     assert_eq!(engine.context_max(), 20);
     let permit = permit(ACME, 1);
     let sequence = engine.tokenize(&permit, &PromptInput::Tokens(vec![100; 15])).unwrap();
-    let refused = engine.submit(&permit, sequence, greedy(6)).unwrap_err();
+    let refused = engine.submit(&permit, sequence, greedy(6), sealer(&permit)).unwrap_err();
     assert_eq!(refused, SubmitError::TooLong { tokens: 21, tokens_max: 20 });
     let tokenize = |count| engine.tokenize(&permit, &PromptInput::Tokens(vec![100; count]));
     assert!(matches!(tokenize(20), Err(TokenizeError::TooLong { tokens_max: 19, .. })));
@@ -248,11 +248,49 @@ async fn what_does_not_fit_is_refused_with_numbers() {
     let beyond = engine.tokenize(&permit, &PromptInput::Tokens(vec![u32::MAX]));
     assert!(matches!(beyond, Err(TokenizeError::UnknownToken { .. })));
     let sequence = tokenize("one two".into()).unwrap();
-    let refused = engine.submit(&permit, sequence, greedy(64)).unwrap_err();
+    let refused = engine.submit(&permit, sequence, greedy(64), sealer(&permit)).unwrap_err();
     assert!(matches!(refused, SubmitError::TooLong { tokens_max: 64, tokens } if tokens > 64));
     let sequence = tokenize("one two".into()).unwrap();
     let stranger = rig::permit(GLOBEX, 1);
-    assert_eq!(engine.submit(&stranger, sequence, greedy(1)).unwrap_err(), SubmitError::PermitMismatch);
+    let refused = engine.submit(&stranger, sequence, greedy(1), sealer(&stranger)).unwrap_err();
+    assert_eq!(refused, SubmitError::PermitMismatch);
+    for other in [&stranger, &rig::permit(ACME, 2)] {
+        let sequence = tokenize("one two".into()).unwrap();
+        let refused = engine.submit(&permit, sequence, greedy(1), sealer(other)).unwrap_err();
+        assert_eq!(refused, SubmitError::PermitMismatch, "a seal of another tenant or request");
+    }
+}
+
+#[tokio::test]
+async fn every_step_is_sealed_for_its_request_its_admission_and_nobody_else() {
+    // As tight as above: some lose their pages and are admitted again.
+    let tight = engine(EngineConfig { pages: 18, ..SMALL });
+    let one = |id: u8| {
+        let mut steps = submit(&tight, ACME, id, STORY, greedy(100));
+        tokio::spawn(async move {
+            let (mut own, mut epochs) = (verifier(&permit(ACME, id)), Vec::new());
+            while let Some(step) = steps.next().await {
+                let step = step.unwrap();
+                let text = step.text.reveal().as_bytes();
+                assert_eq!(own.verify(&step.seal, text, step.finish), Ok(()));
+                assert!(verifier(&permit(ACME, id + 1)).verify(&step.seal, text, step.finish).is_err());
+                let epoch = step.seal.origin().epoch;
+                assert_eq!(epochs.last() != Some(&epoch), step.restarted || step.index == 0, "{epochs:?} {epoch:?}");
+                epochs.push(epoch);
+            }
+            epochs.dedup();
+            epochs
+        })
+    };
+    let mut epochs = Vec::new();
+    for one in [1, 3, 5, 7].map(one) {
+        epochs.extend(one.await.unwrap());
+    }
+    assert!(epochs.len() > 4, "nothing was preempted: the test does not test what it says");
+    epochs.sort_unstable();
+    let admissions = epochs.len();
+    epochs.dedup();
+    assert_eq!(epochs.len(), admissions, "two admissions have the same number");
 }
 
 #[tokio::test]
@@ -263,10 +301,13 @@ async fn a_full_queue_says_when_to_come_back() {
     let _waiting = [2, 3].map(|id| submit(&engine, ACME, id, STORY, greedy(1)));
     let permit = permit(ACME, 4);
     let sequence = || engine.tokenize(&permit, &PromptInput::Text(STORY.into())).unwrap();
-    let refused = engine.submit(&permit, sequence(), greedy(1)).unwrap_err();
+    let refused = engine.submit(&permit, sequence(), greedy(1), sealer(&permit)).unwrap_err();
     assert!(matches!(refused, SubmitError::Full { retry_after_ms } if retry_after_ms > 0));
     drop(_waiting);
-    assert!(engine.submit(&permit, sequence(), greedy(1)).is_ok(), "whoever left the queue holds no place in it");
+    assert!(
+        engine.submit(&permit, sequence(), greedy(1), sealer(&permit)).is_ok(),
+        "whoever left the queue holds no place in it"
+    );
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ mod rig;
 use engine_kernels::KvKind;
 use engine_runtime::{EngineConfig, Fault, PromptInput, Split, StepError};
 use policies_domain::{Label, PageRead};
-use rig::{ACME, GLOBEX, answer, engine, greedy, submit, tenant};
+use rig::{ACME, GLOBEX, answer, engine, greedy, sealer, submit, tenant};
 
 const CONFIG: EngineConfig = EngineConfig {
     threads: 2,
@@ -144,7 +144,7 @@ async fn a_request_that_needs_a_quarantined_page_fails_and_does_not_wait_for_eve
     let permit = rig::permit(ACME, 3);
     // Eight pages hold 128 tokens; seven are left.
     let sequence = engine.tokenize(&permit, &PromptInput::Tokens(vec![100; 120])).unwrap();
-    let mut large = engine.submit(&permit, sequence, greedy(8)).unwrap();
+    let mut large = engine.submit(&permit, sequence, greedy(8), sealer(&permit)).unwrap();
     let error = loop {
         if let Err(error) = large.next().await.expect("it ended without a reason") {
             break error;

@@ -1,7 +1,8 @@
 //! One HTTP request and its response. Pingora's HTTP layer is known in this file and nowhere else.
 //!
 //! What it adds to the library: strict framing, bounds on head, body, idle time and slow readers, `100 Continue`, and
-//! a watch for clients that leave. A client that closes its sending side counts as gone: HTTP cannot tell that from
+//! a watch for clients that leave; and the last look at what a model wrote: it is taken sealed ([`Parcel`]), for this
+//! request on this connection and in order, or not at all. A client that closes its sending side counts as gone: HTTP cannot tell that from
 //! a client that closed everything, and work for nobody costs other tenants their turn.
 
 use crate::framing::{self, FramingError};
@@ -15,7 +16,7 @@ use pingora::listeners::tls::Acceptor;
 use pingora::protocols::Stream;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::l4::stream::Stream as L4Stream;
-use policies_domain::{Credential, RequestId};
+use policies_domain::{ConnectionId, Credential, RequestId, Seal, SealError, Verifier};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -72,6 +73,12 @@ impl Answer {
     }
 }
 
+/// Encoded text of a model, framing included, with the seal of whoever encoded it.
+pub(crate) struct Parcel {
+    pub(crate) bytes: Bytes,
+    pub(crate) seal: Seal,
+}
+
 /// The client left, or reads too slowly to be worth its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the client left")]
@@ -109,7 +116,12 @@ pub(crate) struct Exchange {
     status: Option<u16>,
     bytes_sent: u64,
     waited: Duration,
+    connection: ConnectionId,
     record: Option<RequestId>,
+    /// Lets text of the recorded request pass; there is none before.
+    parcels: Option<Verifier>,
+    /// What has passed and not left.
+    loaded: Option<Bytes>,
 }
 
 impl Exchange {
@@ -199,9 +211,16 @@ impl Exchange {
         }
     }
 
-    /// The request is in the audit log: whatever is sent from now on says where.
-    pub(crate) fn on_record(&mut self, request: RequestId) {
+    /// Where the answer goes.
+    pub(crate) fn connection(&self) -> ConnectionId {
+        self.connection
+    }
+
+    /// The request is in the audit log: whatever is sent from now on says where, and text of a model is sent when
+    /// `parcels` lets it pass.
+    pub(crate) fn on_record(&mut self, request: RequestId, parcels: Verifier) {
         self.record = Some(request);
+        self.parcels = Some(parcels);
     }
 
     /// The request's name in the audit log, once it has an entry.
@@ -227,8 +246,36 @@ impl Exchange {
         self.whole(answer.status, headers, answer.body).await
     }
 
+    /// Takes a parcel and keeps it: what [`Exchange::send_loaded`] and [`Exchange::send_loaded_whole`] write is what was
+    /// verified here, and nobody else has had it since.
+    ///
+    /// # Errors
+    /// That of the verifier; nothing of it is ever written, and no later parcel is taken.
+    pub(crate) fn load(&mut self, parcel: Parcel) -> Result<(), SealError> {
+        let Some(parcels) = &mut self.parcels else {
+            let origin = parcel.seal.origin();
+            return Err(SealError::Foreign { index: origin.index, held: origin.binding });
+        };
+        self.loaded = None;
+        parcels.verify(&parcel.seal, &parcel.bytes, None)?;
+        self.loaded = Some(parcel.bytes);
+        Ok(())
+    }
+
+    /// Sends what was loaded as a piece, at once.
+    pub(crate) async fn send_loaded(&mut self) -> Result<(), Gone> {
+        let loaded = self.loaded.take().ok_or(Gone)?;
+        self.write(loaded, false).await
+    }
+
+    /// Sends head and body, which is what was loaded.
+    pub(crate) async fn send_loaded_whole(&mut self, status: u16, headers: Vec<Header>) -> Result<(), Gone> {
+        let loaded = self.loaded.take().ok_or(Gone)?;
+        self.whole(status, headers, loaded).await
+    }
+
     /// Sends head and body.
-    pub(crate) async fn whole(&mut self, status: u16, mut headers: Vec<Header>, body: Bytes) -> Result<(), Gone> {
+    async fn whole(&mut self, status: u16, mut headers: Vec<Header>, body: Bytes) -> Result<(), Gone> {
         headers.push(("content-length", body.len().to_string()));
         self.write_head(status, headers).await?;
         self.write(body, true).await
@@ -242,12 +289,12 @@ impl Exchange {
         self.write_head(status, headers).await
     }
 
-    /// Sends one piece, at once. An empty piece sends nothing.
-    pub(crate) async fn piece(&mut self, bytes: Bytes) -> Result<(), Gone> {
+    /// Sends one piece that holds nothing of a model, at once. An empty piece sends nothing.
+    pub(crate) async fn notice(&mut self, bytes: Bytes) -> Result<(), Gone> {
         self.write(bytes, false).await
     }
 
-    /// Sends the last piece and ends the response.
+    /// Sends the last piece, which holds nothing of a model, and ends the response.
     pub(crate) async fn end(&mut self, bytes: Bytes) -> Result<(), Gone> {
         self.write(bytes, true).await
     }
@@ -420,7 +467,10 @@ impl<S: Site> HttpServerApp for App<S> {
             status: None,
             bytes_sent: 0,
             waited: Duration::ZERO,
+            connection: self.seat.connection(),
             record: None,
+            parcels: None,
+            loaded: None,
         };
         if let Err(error) = head {
             let _ = http.answer(respond::refusal(&error.into()).into_answer()).await;
@@ -487,5 +537,42 @@ impl<S: Site> Entrance<S> {
         options.h2_idle_timeout = Some(self.limits.idle_timeout);
         let app = Arc::new(App { site: self.site.clone(), seat, limits: self.limits, from_loopback, options });
         app.process_new(stream, &shutdown).await;
+    }
+}
+
+#[cfg(test)]
+impl Exchange {
+    /// A request for nothing in particular that came over a connection on this machine, and the client's end of it.
+    pub(crate) async fn over_loopback(seat: &Seat) -> (Self, TcpStream) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (socket, _) = listener.accept().await.unwrap();
+        let head = b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 0\r\n\r\n";
+        tokio::io::AsyncWriteExt::write_all(&mut client, head).await.unwrap();
+        let mut session = ServerSession::new_http1(Box::new(L4Stream::from(socket)));
+        assert!(session.read_request().await.unwrap());
+        let minute = Duration::from_secs(60);
+        let limits = ConnectionLimits {
+            head_timeout: minute,
+            idle_timeout: minute,
+            body_timeout: minute,
+            write_timeout: minute,
+            send_bytes_per_second_min: 1,
+        };
+        let http = Self {
+            session,
+            limits,
+            from_loopback: true,
+            accepted: Instant::now(),
+            sent: Sent::Nothing,
+            status: None,
+            bytes_sent: 0,
+            waited: Duration::ZERO,
+            connection: seat.connection(),
+            record: None,
+            parcels: None,
+            loaded: None,
+        };
+        (http, client)
     }
 }

@@ -10,7 +10,7 @@ use audit_log::{AuditConfig, AuditLog, Handover, OpenLogError};
 use engine_runtime::{Engine, Split};
 use gateway_auth::{BuildKeyRingError, KeyRing, KeySecret, OpenSecretError};
 use policies_authz::{Authz, ReadRulesError};
-use policies_domain::{Digest, ModelName, ParseNameError, RequestId};
+use policies_domain::{Digest, ModelName, ParseNameError, RequestId, SealKey};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -49,9 +49,11 @@ impl Services {
         if name == self.model.as_str() { Ok(&self.model) } else { Err(RequestError::UnknownModel) }
     }
 
-    /// A new request's identity: minted here, whatever the client sent.
-    pub(crate) fn mint_request(&self) -> RequestId {
-        RequestId::from_bytes(uuid::Uuid::now_v7().into_bytes())
+    /// A new request's identity, and the secret that seals its answer: minted here, whatever the client sent.
+    pub(crate) fn mint_request(&self) -> Result<(RequestId, SealKey), RequestError> {
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).map_err(|_| RequestError::Entropy)?;
+        Ok((RequestId::from_bytes(uuid::Uuid::now_v7().into_bytes()), SealKey::from_bytes(secret)))
     }
 
     /// The seed of a request that gives none.

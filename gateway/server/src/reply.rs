@@ -1,17 +1,21 @@
 //! The response to a generating request: OpenAI's JSON, whole or as server-sent events.
 //!
-//! [`Reply::send`] takes nothing but [`Released`]: there is no way from the engine to the socket around the gate.
+//! [`Reply::send`] takes nothing but [`Released`]: there is no way from the engine to the socket around the gate. On that
+//! way the text is compared with its seals twice here, as it comes from the engine and as it is encoded, and a third time
+//! by the connection's writer; each look has its own memory of what came before, so the one that refuses names the leg.
 //! The head of a stream goes out with the first released text, so that a refusal before it is an ordinary error
 //! response; only a keep-alive comment, due when a prefill takes long, can send it earlier.
 
-use crate::exchange::{Exchange, Gone};
+use crate::exchange::{Exchange, Gone, Parcel};
 use crate::gateway::Services;
 use crate::generate::{Api, Generate};
 use crate::respond::{Refusal, RequestError};
-use audit_log::{OpenEntry, Released, Sealed};
+use audit_log::{Leg, OpenEntry, Released, Sealed};
 use bytes::Bytes;
 use engine_runtime::{Steps, Usage};
-use policies_domain::{FinishReason, ModelName, Permit, RequestId, Step};
+use policies_domain::{
+    Binding, Epoch, FinishReason, Layer, ModelName, Permit, RequestId, SealError, SealKey, Sealer, Step, Verifier,
+};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -51,17 +55,38 @@ pub(crate) struct Reply<'a> {
     /// A piece of text or the finish has been sent.
     begun: bool,
     quiet_since: Instant,
+    /// Of the steps as they come from the engine.
+    arrivals: Verifier,
+    /// Of the same steps as they are encoded.
+    departures: Verifier,
+    /// For the connection's writer.
+    parcels: Sealer,
+    parcels_made: u32,
 }
 
 impl<'a> Reply<'a> {
-    pub(crate) fn new(http: &'a mut Exchange, format: Format) -> Self {
+    /// The writer of `http` is to have a verifier of the same key.
+    pub(crate) fn new(http: &'a mut Exchange, format: Format, seal_key: &SealKey, binding: Binding) -> Self {
         let prefix = match format.api {
             Api::Chat => "chatcmpl-",
             Api::Text => "cmpl-",
         };
         let id = format!("{prefix}{}", format.request);
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Self { http, format, id, created, held: None, held_is_sent: false, begun: false, quiet_since: Instant::now() }
+        Self {
+            http,
+            format,
+            id,
+            created,
+            held: None,
+            held_is_sent: false,
+            begun: false,
+            quiet_since: Instant::now(),
+            arrivals: seal_key.verifier(Layer::Text, binding),
+            departures: seal_key.verifier(Layer::Text, binding),
+            parcels: seal_key.sealer(Layer::Payload, binding),
+            parcels_made: 0,
+        }
     }
 
     /// The engine's next step. Ends early, with [`Gone`], when the client leaves; keeps a waiting stream alive.
@@ -78,10 +103,29 @@ impl<'a> Reply<'a> {
             };
             match self.http.while_connected(next).await? {
                 // The engine ends with a finish or an error: both end the story before this.
-                Some(step) => return Ok(step.ok_or(RequestError::Internal)??),
+                Some(step) => return self.arrived(step.ok_or(RequestError::Internal)??),
                 None => self.comment(Bytes::from_static(b": keep-alive\n\n")).await?,
             }
         }
+    }
+
+    /// The first look: is this the next step of this request?
+    pub(crate) fn arrived(&mut self, step: Step) -> Result<Step, RequestError> {
+        let verified = self.arrivals.verify(&step.seal, step.text.reveal().as_bytes(), step.finish);
+        verified.map(|()| step).map_err(|error| RequestError::Seal { leg: Leg::EngineOutput, error })
+    }
+
+    /// The second look, right before the text is encoded.
+    fn departs(&mut self, released: &Released) -> Result<(), RequestError> {
+        let verified = released.verify(&mut self.departures);
+        verified.map_err(|error| RequestError::Seal { leg: Leg::GatewayTask, error })
+    }
+
+    /// Hands bytes to the connection's writer, which takes the third look and keeps them.
+    fn load(&mut self, bytes: Bytes) -> Result<(), RequestError> {
+        let seal = self.parcels.seal(Epoch::default(), self.parcels_made, &bytes, None);
+        self.parcels_made = self.parcels_made.saturating_add(1);
+        self.http.load(Parcel { bytes, seal }).map_err(at_socket)
     }
 
     /// Sends what passed the gate, and chains it into the entry first: what leaves is on record, not the reverse.
@@ -89,44 +133,51 @@ impl<'a> Reply<'a> {
     pub(crate) async fn send(&mut self, entry: &mut OpenEntry, released: Released) -> Result<(), RequestError> {
         let released = match self.held.take() {
             Some(mut held) if !self.held_is_sent => {
-                held.append(released).map_err(|_| RequestError::Internal)?;
+                if let Err(stray) = held.append(released) {
+                    // The gate lets no gap pass: one of the two is not what came from it.
+                    self.departs(&held)?;
+                    self.departs(&stray)?;
+                    return Err(RequestError::Internal);
+                }
                 held
             }
             _ => released,
         };
         self.held_is_sent = self.format.stream && (!released.text().is_empty() || released.finish().is_some());
         if self.held_is_sent {
+            self.departs(&released)?;
             let payload = self.chunk(&released);
+            self.load(frame(&payload))?;
             entry.sent(&payload, &released);
             self.begun = true;
-            self.event(&payload).await?;
+            self.send_loaded().await?;
         }
         self.held = Some(released);
         Ok(())
     }
 
     /// The last thing before the seal: the token counts of a stream, the whole body otherwise.
-    pub(crate) async fn close(&mut self, entry: &mut OpenEntry, usage: Usage) -> Result<Closing, RequestError> {
+    pub(crate) async fn close(&mut self, entry: &mut OpenEntry, usage: Usage) -> Result<(), RequestError> {
         let released = self.held.take().ok_or(RequestError::Internal)?;
         if !self.format.stream {
-            let body = self.whole(&released, usage);
+            self.departs(&released)?;
+            let body = Bytes::from(self.whole(&released, usage));
+            self.load(body.clone())?;
             entry.sent(&body, &released);
-            return Ok(Closing { body });
-        }
-        if self.format.include_usage {
+        } else if self.format.include_usage {
             let payload = self.encode(self.chunk_object(), &[], Some(usage.into()));
+            self.load(frame(&payload))?;
             entry.sent(&payload, &released);
-            self.event(&payload).await?;
+            self.send_loaded().await?;
         }
-        Ok(Closing { body: Vec::new() })
+        Ok(())
     }
 
     /// After the seal: the place in the log, and the end.
-    pub(crate) async fn finish(&mut self, closing: Closing, sealed: &Sealed) -> Result<(), Gone> {
+    pub(crate) async fn finish(&mut self, sealed: &Sealed) -> Result<(), Gone> {
         if !self.format.stream {
-            let body = Bytes::from(closing.body);
             let headers = vec![("content-type", "application/json".to_owned())];
-            return self.http.whole(200, headers, body).await;
+            return self.http.send_loaded_whole(200, headers).await;
         }
         let place = Place {
             id: self.format.request.to_string(),
@@ -143,14 +194,20 @@ impl<'a> Reply<'a> {
 
     /// A stream that cannot go on says so and is cut, without `[DONE]`. Nothing of a step is in it.
     pub(crate) async fn break_off(http: &mut Exchange, refusal: &Refusal) -> Result<(), Gone> {
-        http.piece(frame(&refusal.json())).await
+        http.notice(frame(&refusal.json())).await
     }
 
-    async fn event(&mut self, payload: &[u8]) -> Result<(), Gone> {
-        self.comment(frame(payload)).await
+    async fn send_loaded(&mut self) -> Result<(), Gone> {
+        self.begin().await?;
+        self.http.send_loaded().await
     }
 
     async fn comment(&mut self, bytes: Bytes) -> Result<(), Gone> {
+        self.begin().await?;
+        self.http.notice(bytes).await
+    }
+
+    async fn begin(&mut self) -> Result<(), Gone> {
         if self.http.is_unanswered() {
             let headers = vec![
                 ("content-type", "text/event-stream; charset=utf-8".to_owned()),
@@ -160,7 +217,7 @@ impl<'a> Reply<'a> {
             self.http.begin(200, headers).await?;
         }
         self.quiet_since = Instant::now();
-        self.http.piece(bytes).await
+        Ok(())
     }
 
     fn chunk_object(&self) -> &'static str {
@@ -205,9 +262,8 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// A response that is chained and not sealed.
-pub(crate) struct Closing {
-    body: Vec<u8>,
+fn at_socket(error: SealError) -> RequestError {
+    RequestError::Seal { leg: Leg::ClientSocket, error }
 }
 
 fn frame(payload: &[u8]) -> Bytes {
@@ -294,6 +350,22 @@ impl<'a> Choice<'a> {
 
     fn text(text: &'a str, finish_reason: Option<&'static str>) -> Self {
         Self::of(Content::Text(text), finish_reason)
+    }
+}
+
+#[cfg(test)]
+impl Format {
+    /// Of a text completion.
+    pub(crate) fn plain(stream: bool, permit: &Permit) -> Self {
+        Self {
+            stream,
+            api: Api::Text,
+            request: permit.request(),
+            model: permit.model().clone(),
+            system_fingerprint: "fp".into(),
+            include_usage: true,
+            comment_interval: Duration::from_secs(60),
+        }
     }
 }
 

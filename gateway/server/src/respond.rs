@@ -6,11 +6,12 @@
 use crate::exchange::{Answer, BodyError, Gone};
 use crate::framing::FramingError;
 use crate::json::ParseRequestError;
-use audit_log::{AppendError, IncidentId, ReceiptError};
+use audit_log::{AppendError, IncidentId, Leg, ReceiptError};
 use engine_model::{ChatTemplateError, RenderError};
 use engine_runtime::{StepError, SubmitError, TokenizeError};
 use gateway_auth::AuthError;
 use policies_authz::Denied;
+use policies_domain::SealError;
 use serde::Serialize;
 
 /// What clients that are told to come back without a better number wait, in milliseconds.
@@ -44,6 +45,9 @@ pub(crate) enum RequestError {
     /// A step read what this tenant may not see, or a kernel found a foreign page. Nothing of that step was sent.
     #[error("an isolation fault stopped this response")]
     Isolation { incident: Option<IncidentId> },
+    /// A piece of the answer was not made for this request, or not as the next one. It was not sent.
+    #[error("an isolation fault stopped this response")]
+    Seal { leg: Leg, error: SealError },
     /// No entry, no answer.
     #[error(transparent)]
     Append(#[from] AppendError),
@@ -189,15 +193,16 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::Submit(SubmitError::Stopped) | RequestError::Step(StepError::Stopped) => {
             Refusal { retry_after_ms: Some(RETRY_AFTER_MS), ..Refusal::internal(503, "engine_stopped", message) }
         }
-        RequestError::Step(StepError::PageFault { .. } | StepError::ReadSet | StepError::Handoff { .. }) => {
-            isolation(message, None)
-        }
+        RequestError::Step(
+            StepError::PageFault { .. } | StepError::ReadSet | StepError::Handoff { .. } | StepError::RowBinding,
+        ) => isolation(message, None),
         // The same request computes the same bits: coming back does not help.
         RequestError::Step(StepError::NotANumber) => {
             Refusal::internal(500, "output_not_a_number", message).with("x-should-retry", "false")
         }
         RequestError::Step(StepError::Internal) => Refusal::internal(500, "engine_failed", message),
         RequestError::Isolation { incident } => isolation(message, *incident),
+        RequestError::Seal { .. } => isolation(message, None),
         RequestError::Append(AppendError::Busy { retry_after_ms }) => {
             Refusal::overload(503, "audit_log_busy", message, *retry_after_ms)
         }
@@ -404,6 +409,7 @@ mod tests {
         let fault = StepError::PageFault { page: policies_domain::PageId(3), layer: 0 };
         assert_eq!(sent(fault.into()).1["error"]["code"], "isolation_fault");
         assert_eq!(sent(StepError::ReadSet.into()).1["error"]["code"], "isolation_fault");
+        assert_eq!(sent(StepError::RowBinding.into()).1["error"]["code"], "isolation_fault");
         let refused = StepError::Handoff { check: engine_runtime::Check::V7 };
         assert_eq!(sent(refused.into()).1["error"]["code"], "isolation_fault");
         assert_eq!(sent(SubmitError::PermitMismatch.into()).1["error"]["code"], "isolation_fault");

@@ -4,6 +4,7 @@
 //! others its place and nothing else. Whoever opens connections and says nothing must not shut everybody out, so a
 //! newcomer gets the place of the one that has waited longest. A connection with a request in progress keeps its own.
 
+use policies_domain::ConnectionId;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
@@ -75,6 +76,11 @@ impl Seats {
 }
 
 impl Seat {
+    /// The connection that sits here: as the table gives a number once, so does the listener.
+    pub(crate) fn connection(&self) -> ConnectionId {
+        ConnectionId(self.number)
+    }
+
     /// A request has arrived. `None` when the place has been given away: the request is not to be answered.
     pub(crate) fn begin(self: &Arc<Self>) -> Option<Busy> {
         let mut table = self.seats.lock();

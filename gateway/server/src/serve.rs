@@ -11,7 +11,7 @@ use crate::reply::{Format, Reply};
 use crate::respond::RequestError;
 use audit_log::{EngineFaultClass, OpenEntry, Outcome, RequestFacts, SealReason, Violation};
 use engine_runtime::{PromptInput, Sequence, StepError, Steps, SubmitError};
-use policies_domain::{FinishReason, Permit, RequestId};
+use policies_domain::{Binding, FinishReason, Layer, Permit, RequestId};
 use std::sync::Arc;
 
 /// Answers one request for a completion, or says why not.
@@ -20,7 +20,7 @@ pub(crate) async fn serve(http: &mut Exchange, api: Api, on: &Arc<Services>) -> 
     let body = http.body(on.limits.body_bytes_max).await?; //                 nobody unknown gets this far
     let generate = Generate::parse(api, &body, on.random()?)?; //             what is asked, every bound checked
     let model = on.find_model(&generate.model)?;
-    let request = on.mint_request();
+    let (request, seal_key) = on.mint_request()?;
     let permit = on.authz.permit(&principal, request, model, &generate.facts())?; // denied unless a rule allows it
 
     // From here on the client is watched: when it leaves, what is awaited is dropped.
@@ -29,22 +29,21 @@ pub(crate) async fn serve(http: &mut Exchange, api: Api, on: &Arc<Services>) -> 
     let facts =
         RequestFacts { body: &body, model: on.model_digest, fingerprint: on.model_fingerprint, stream: format.stream };
     let mut entry = http.while_connected(on.audit.open_request(&permit, facts)).await??; // durable before any work
-    http.on_record(request);
+    let binding = Binding::of(&permit, http.connection());
+    http.on_record(request, seal_key.verifier(Layer::Payload, binding));
     let tokenized_for = sequence.request();
-    let mut steps = match on.engine.submit(&permit, sequence, generate.sampling) {
+    let sealer = seal_key.sealer(Layer::Text, binding);
+    let mut steps = match on.engine.submit(&permit, sequence, generate.sampling, sealer) {
         Ok(steps) => steps, //                                                prefill, then decode
         Err(error) => return Err(give_up(entry, None, error.into(), tokenized_for, &permit).await),
     };
 
     let mut stopwatch = Stopwatch::start(&on.metrics, permit.principal().name(), http.accepted());
-    let mut reply = Reply::new(http, format);
+    let mut reply = Reply::new(http, format, &seal_key, binding);
     let reason = loop {
         let step = match reply.next(&mut steps).await {
             Ok(step) => step, //                                              the first text is TTFT, each later gap ITL
-            Err(RequestError::Step(error)) => {
-                return Err(give_up(entry, Some(steps), error.into(), tokenized_for, &permit).await);
-            }
-            Err(error) => return Err(error),
+            Err(error) => return Err(give_up(entry, Some(steps), error, tokenized_for, &permit).await),
         };
         let tokens = step.tokens;
         let checked = entry.check(step); //                                   every page read flows to this principal
@@ -52,15 +51,19 @@ pub(crate) async fn serve(http: &mut Exchange, api: Api, on: &Arc<Services>) -> 
             return Err(isolate(entry, Some(steps), &permit).await);
         };
         let finish = released.finish();
-        reply.send(&mut entry, released).await?; //                           takes nothing but `Released`
+        if let Err(error) = reply.send(&mut entry, released).await {
+            return Err(give_up(entry, Some(steps), error, tokenized_for, &permit).await);
+        } //                                                                  takes nothing but `Released`, as it was sealed
         stopwatch.step(tokens, steps.usage());
         if let Some(finish) = finish {
             break seal_reason(finish);
         }
     };
-    let closing = reply.close(&mut entry, steps.usage()).await?;
+    if let Err(error) = reply.close(&mut entry, steps.usage()).await {
+        return Err(give_up(entry, Some(steps), error, tokenized_for, &permit).await);
+    }
     let sealed = entry.seal(outcome(reason, &steps)).await?; //               durable before it is acknowledged
-    reply.finish(closing, &sealed).await?; //                                 the place in the log, and the end
+    reply.finish(&sealed).await?; //                                          the place in the log, and the end
     Ok(())
 }
 
@@ -80,7 +83,8 @@ async fn tokenize(on: &Arc<Services>, permit: &Permit, prompt: PromptInput) -> R
     tokenized.map_err(|error| RequestError::Tokenize { error, param })
 }
 
-/// Ends a request that the engine did not take or failed: with an incident when that is an isolation fault.
+/// Ends a request that got no answer, or not all of it: with an incident when that is an isolation fault, with a reason
+/// when it was the engine's doing, as aborted otherwise.
 async fn give_up(
     mut entry: OpenEntry,
     steps: Option<Steps>,
@@ -93,16 +97,21 @@ async fn give_up(
             entry.fault(violation);
             isolate(entry, steps, permit).await
         }
-        None => abandon(entry, steps.as_ref(), error).await,
+        None if matches!(error, RequestError::Step(_) | RequestError::Submit(_)) => {
+            abandon(entry, steps.as_ref(), error).await
+        }
+        None => error,
     }
 }
 
-/// What an error of the engine says about isolation.
+/// What an error says about isolation.
 fn violation(error: &RequestError, tokenized_for: RequestId, permit: &Permit) -> Option<Violation> {
     match *error {
         RequestError::Step(StepError::PageFault { page, layer }) => Some(Violation::PageFault { page, layer }),
         RequestError::Step(StepError::ReadSet) => Some(Violation::ReadSet),
+        RequestError::Step(StepError::RowBinding) => Some(Violation::RowBinding),
         RequestError::Step(StepError::Handoff { .. }) => Some(Violation::Handoff),
+        RequestError::Seal { leg, error } => Some(Violation::Seal { leg, error }),
         RequestError::Submit(SubmitError::PermitMismatch) => {
             Some(Violation::RequestMismatch { step: 0, held: tokenized_for, wanted: permit.request() })
         }
@@ -165,6 +174,9 @@ fn nothing_done(reason: SealReason) -> Outcome {
 }
 
 #[cfg(test)]
+mod catalogue;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::respond::{Fault, refusal};
@@ -174,7 +186,7 @@ mod tests {
     use policies_authz::{Authz, Facts};
     use policies_domain::{Credential, Digest, ModelName, PageId, TenantName};
 
-    fn permit(folder: &std::path::Path) -> Permit {
+    pub(super) fn permit(folder: &std::path::Path) -> Permit {
         let (secret, key) = (KeySecret::open_or_create(&folder.join("key-secret")).unwrap(), ApiKey::mint().unwrap());
         let acme = TenantKey { tenant: TenantName::parse("acme").unwrap(), hash: secret.hash(&key) };
         let ring = KeyRing::new(secret, &[acme]).unwrap();
@@ -190,10 +202,11 @@ mod tests {
         let permit = permit(folder.path());
         let audit = AuditLog::open(AuditConfig::new(folder.path().join("log"), "localhost/test")).unwrap();
         let other = RequestId::from_bytes([2; 16]);
-        let faults: [RequestError; 4] = [
+        let faults: [RequestError; 5] = [
             SubmitError::PermitMismatch.into(),
             StepError::PageFault { page: PageId(3), layer: 0 }.into(),
             StepError::ReadSet.into(),
+            StepError::RowBinding.into(),
             StepError::Handoff { check: Check::V7 }.into(),
         ];
         for error in faults {

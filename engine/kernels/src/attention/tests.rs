@@ -107,7 +107,7 @@ fn attention_is_near_the_definition_however_values_are_stored() {
     let tokens = 530;
     let qkv = values(tokens * SHAPE.qkv_width(), 1);
     let table = pages(tokens.div_ceil(PAGE_TOKENS), 3, 5);
-    let span = Span { tokens: &vec![0; tokens], position: 0, pages: &table, logits: false };
+    let span = Span { ticket: 0, tokens: &vec![0; tokens], position: 0, pages: &table, logits: false };
     for window in WINDOWS {
         let wanted = definition(&qkv, tokens, window.unwrap_or(usize::MAX));
         for (kind, tolerance) in [(KvKind::F32, 4e-6), (KvKind::Bf16, 2.5e-2), (KvKind::Int8, 6e-2)] {
@@ -134,7 +134,7 @@ fn the_bits_do_not_depend_on_division_threads_pages_or_family() {
         let mut serial_store = store_of(kind, 19, &[&table]);
         let mut reference = Vec::new();
         for position in 0..tokens {
-            let span = Span { tokens: &ids[..1], position, pages: &table, logits: false };
+            let span = Span { ticket: 0, tokens: &ids[..1], position, pages: &table, logits: false };
             let qkv = &qkv[position * width..][..width];
             let mut faults = PageFaults::default();
             reference.extend(run_through(window, &mut team, &mut serial_store, &[span], qkv, &mut faults));
@@ -147,7 +147,7 @@ fn the_bits_do_not_depend_on_division_threads_pages_or_family() {
                 let mut out = Vec::new();
                 for first in (0..tokens).step_by(chunk) {
                     let tokens = &ids[first..(first + chunk).min(tokens)];
-                    let span = Span { tokens, position: first, pages: &table, logits: false };
+                    let span = Span { ticket: 0, tokens, position: first, pages: &table, logits: false };
                     let qkv = &qkv[first * width..][..tokens.len() * width];
                     let mut faults = PageFaults::default();
                     out.extend(run_through(window, &mut team, &mut store, &[span], qkv, &mut faults));
@@ -177,10 +177,10 @@ fn the_read_set_is_the_one_that_the_owners_pages_give() {
             let mut team = Team::new(threads);
             let mut faults = PageFaults::default();
             let ids = vec![0; 530];
-            let whole = |pages| Span { tokens: &ids, position: 0, pages, logits: false };
+            let whole = |pages| Span { ticket: 0, tokens: &ids, position: 0, pages, logits: false };
             let qkv = values(2 * 530 * width, 3);
             run_through(window, &mut team, &mut store, &[whole(&mine), whole(&theirs)], &qkv, &mut faults);
-            let span = |pages| Span { tokens: &ids[..tokens], position, pages, logits: false };
+            let span = |pages| Span { ticket: 0, tokens: &ids[..tokens], position, pages, logits: false };
             let qkv = &qkv[..2 * tokens * width];
             run_through(window, &mut team, &mut store, &[span(&mine), span(&theirs)], qkv, &mut faults);
             for (number, pages) in [(0, &mine), (1, &theirs)] {
@@ -201,12 +201,12 @@ fn a_page_of_ones_own_in_the_wrong_place_shows_in_the_read_set_alone() {
     let mut store = store(3, &[&mine]);
     let mut faults = PageFaults::default();
     let mut team = Team::new(1);
-    let span = |pages| Span { tokens: &ids, position: 0, pages, logits: false };
+    let span = |pages| Span { ticket: 0, tokens: &ids, position: 0, pages, logits: false };
     run(&mut team, &mut store, &[span(&mine)], &values(40 * width, 3), &mut faults);
     let rule = ReadSetRule::new(SHAPE.kv_heads, [None, None]);
     let above = ReadSetRule::new(SHAPE.kv_heads, [None]);
     let swapped = [mine[1], mine[0], mine[2]];
-    let step = Span { tokens: &ids[..1], position: 40, pages: &swapped, logits: false };
+    let step = Span { ticket: 0, tokens: &ids[..1], position: 40, pages: &swapped, logits: false };
     run(&mut team, &mut store, &[step], &values(width, 4), &mut faults);
     assert_eq!(faults.of(0), None, "every page is the reader's own");
     let expected = rule.expected(40, 1, &mine).wrapping_sub(above.expected(40, 1, &mine));
@@ -223,10 +223,10 @@ fn a_foreign_page_hurts_its_own_span_only() {
         let mut team = Team::new(threads);
         let mut faults = PageFaults::default();
         let mut store = store(8, &[&mine, &theirs]);
-        let prompt = |pages| Span { tokens: &ids, position: 0, pages, logits: false };
+        let prompt = |pages| Span { ticket: 0, tokens: &ids, position: 0, pages, logits: false };
         run(&mut team, &mut store, &[prompt(&mine), prompt(&theirs)], &prompts, &mut faults);
         fn step(pages: &[PageRef]) -> Span<'_> {
-            Span { tokens: &[0], position: 40, pages, logits: false }
+            Span { ticket: 0, tokens: &[0], position: 40, pages, logits: false }
         }
         let clean = run(&mut team, &mut store, &[step(&mine), step(&theirs)], &next, &mut faults);
         assert_eq!((faults.of(0), faults.of(1)), (None, None));
@@ -263,16 +263,16 @@ fn a_page_that_was_freed_and_given_away_is_no_longer_read() {
     let mut team = Team::new(2);
     let mut faults = PageFaults::default();
     let mut store = store(2, &[&table]);
-    let prompt = Span { tokens: &ids, position: 0, pages: &table, logits: false };
+    let prompt = Span { ticket: 0, tokens: &ids, position: 0, pages: &table, logits: false };
     run(&mut team, &mut store, &[prompt], &values(20 * width, 5), &mut faults);
     // Freed and reassigned behind the reader's back, then also written by the new holder.
     store.scrub(table[0].page).unwrap();
-    let step = Span { tokens: &ids[..1], position: 20, pages: &table, logits: false };
+    let step = Span { ticket: 0, tokens: &ids[..1], position: 20, pages: &table, logits: false };
     run(&mut team, &mut store, &[step], &values(width, 6), &mut faults);
     assert_eq!(faults.of(0), Some(PageFault { layer: 1, page: table[0].page }));
     let other = [PageRef { tag: 99, ..table[0] }];
     store.assign(other[0]).unwrap();
-    let new = Span { tokens: &ids[..3], position: 0, pages: &other, logits: false };
+    let new = Span { ticket: 0, tokens: &ids[..3], position: 0, pages: &other, logits: false };
     run(&mut team, &mut store, &[new, step], &values(4 * width, 7), &mut faults);
     assert_eq!((faults.of(0), faults.of(1)), (None, Some(PageFault { layer: 1, page: table[0].page })));
 }
@@ -312,7 +312,7 @@ fn what_is_not_finite_stays_so_and_spreads_to_no_other_sequence() {
     let clean = values(2 * tokens * width, 3);
     let ids = vec![0; tokens];
     let tables = [pages(19, 0, 1), pages(19, 19, 2)];
-    let spans = [0, 1].map(|n| Span { tokens: &ids, position: 0, pages: &tables[n], logits: false });
+    let spans = [0, 1].map(|n| Span { ticket: 0, tokens: &ids, position: 0, pages: &tables[n], logits: false });
     let group = SHAPE.heads / SHAPE.kv_heads;
     for family in KernelFamily::ALL {
         let Some(mut team) = Team::with_family(2, family) else { continue };

@@ -100,12 +100,12 @@ fn logits(model: &Arc<Model>, family: KernelFamily, threads: usize, step: usize)
         let spans: Vec<Span<'_>> = chunk
             .chunks(1)
             .enumerate()
-            .map(|(at, tokens)| Span { tokens, position: index * step + at, pages: &pages, logits: true })
+            .map(|(at, tokens)| Span { ticket: 0, tokens, position: index * step + at, pages: &pages, logits: true })
             .collect();
         forward.run(&mut store, &spans, &|| false).unwrap();
         for span in 0..spans.len() {
-            bits(forward.logits(span));
-            all.push(forward.logits(span)?.to_vec());
+            bits(forward.logits(span, 0));
+            all.push(forward.logits(span, 0)?.to_vec());
         }
     }
     Some(all)
@@ -198,9 +198,9 @@ fn scales_that_are_no_numbers_are_refused_and_zeros_are_numbers() {
             let mut store = KvStore::new(KvShape { layers, kv_heads, head_dim, pages: 1 }).unwrap();
             let pages = [PageRef { page: 0, tag: 1 }];
             store.assign(pages[0]).unwrap();
-            let span = Span { tokens: &TOKENS[..12], position: 0, pages: &pages, logits: true };
+            let span = Span { ticket: 0, tokens: &TOKENS[..12], position: 0, pages: &pages, logits: true };
             forward.run(&mut store, &[span], &|| false).unwrap();
-            assert_eq!(forward.logits(0).unwrap(), [0.0; VOCAB], "{family}");
+            assert_eq!(forward.logits(0, 0).unwrap(), [0.0; VOCAB], "{family}");
         }
     }
 }

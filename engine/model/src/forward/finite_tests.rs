@@ -21,11 +21,11 @@ fn logits(weights: &Weights, first: u32, second: u32) -> [Vec<f32>; 2] {
     pages.iter().for_each(|page| store.assign(page[0]).unwrap());
     let mut pass = Pass::new(&config, weights, Team::new(2), 8);
     let prompts = [[first, 7, 8], [second, 9, 10]];
-    let spans = [0, 1].map(|n| Span { tokens: &prompts[n], position: 0, pages: &pages[n], logits: false });
+    let spans = [0, 1].map(|n| Span { ticket: 0, tokens: &prompts[n], position: 0, pages: &pages[n], logits: false });
     pass.run(&config, weights, &mut store, &spans, &|| false).unwrap();
-    let spans = [0, 1].map(|n| Span { tokens: &[11], position: 3, pages: &pages[n], logits: true });
+    let spans = [0, 1].map(|n| Span { ticket: 0, tokens: &[11], position: 3, pages: &pages[n], logits: true });
     pass.run(&config, weights, &mut store, &spans, &|| false).unwrap();
-    [0, 1].map(|n| pass.logits(n).unwrap().to_vec())
+    [0, 1].map(|n| pass.logits(n, 0).unwrap().to_vec())
 }
 
 fn are_finite(logits: &[f32]) -> bool {

@@ -51,6 +51,7 @@ fn logits(config: &ModelConfig, weights: &Weights, tokens: &[u32], schedule: &Sc
         if schedule.has_company {
             let position = first.min(1);
             spans.push(Span {
+                ticket: 0,
                 tokens: &tokens[position..][..chunk.len()],
                 position: 0,
                 pages: &other_pages,
@@ -61,20 +62,27 @@ fn logits(config: &ModelConfig, weights: &Weights, tokens: &[u32], schedule: &Sc
         // A span for each token, so that every position has logits; at the end, one for what is left.
         let split = if schedule.step > 10 { chunk.len() / 2 } else { chunk.len() };
         spans.extend(chunk[..split].chunks(1).enumerate().map(|(at, tokens)| Span {
+            ticket: 0,
             tokens,
             position: first + at,
             pages: &pages,
             logits: true,
         }));
         if split < chunk.len() {
-            spans.push(Span { tokens: &chunk[split..], position: first + split, pages: &pages, logits: true });
+            spans.push(Span {
+                ticket: 0,
+                tokens: &chunk[split..],
+                position: first + split,
+                pages: &pages,
+                logits: true,
+            });
         }
         pass.run(config, weights, &mut store, &spans, &|| false).unwrap();
         for span in company..spans.len() {
-            let _ = bits(pass.logits(span));
+            let _ = bits(pass.logits(span, 0));
             // Positions inside the last span have no logits.
             all.resize(first + (span - company), Vec::new());
-            all.push(pass.logits(span)?.to_vec());
+            all.push(pass.logits(span, 0)?.to_vec());
         }
         let last = all.pop()?;
         all.resize(first + chunk.len() - 1, Vec::new());

@@ -179,9 +179,9 @@ fn serial(model: usize, tokens: &[u32]) -> Arc<Vec<Vec<u32>>> {
         let mut pass = Pass::new(config, weights, team(1, KernelFamily::Scalar), 1);
         let mut all = Vec::new();
         for (position, token) in tokens.iter().enumerate() {
-            let span = Span { tokens: &[*token], position, pages: &pages, logits: true };
+            let span = Span { ticket: 0, tokens: &[*token], position, pages: &pages, logits: true };
             pass.run(config, weights, &mut store, &[span], &|| false).unwrap();
-            all.push(bits(pass.logits(0)));
+            all.push(bits(pass.logits(0, 0)));
         }
         Arc::new(all)
     };
@@ -258,19 +258,19 @@ proptest! {
             }
             let run: Vec<Span<'_>> = spans.iter().map(|&(number, position, count)| {
                 let Sequence { tokens, pages, .. } = &sequences[number];
-                Span { tokens: &tokens[position..][..count], position, pages, logits: !count.is_multiple_of(3) }
+                Span { ticket: 0, tokens: &tokens[position..][..count], position, pages, logits: !count.is_multiple_of(3) }
             }).collect();
             pass.run(config, weights, &mut store, &run, &|| false).unwrap();
             for (span, &(number, position, count)) in spans.iter().enumerate() {
                 prop_assert_eq!(pass.faults.of(span), None);
                 if count.is_multiple_of(3) {
-                    prop_assert!(pass.logits(span).is_none());
+                    prop_assert!(pass.logits(span, 0).is_none());
                 } else {
                     let reference = serial(model, &sequences[number].tokens);
-                    prop_assert_eq!(&bits(pass.logits(span)), &reference[position + count - 1]);
+                    prop_assert_eq!(&bits(pass.logits(span, 0)), &reference[position + count - 1]);
                 }
             }
-            prop_assert!(pass.logits(spans.len()).is_none());
+            prop_assert!(pass.logits(spans.len(), 0).is_none());
         }
     }
 }
@@ -283,9 +283,31 @@ fn two_sequences() -> (Pass, KvStore, [Vec<PageRef>; 2]) {
     pages.iter().flatten().for_each(|page| store.assign(*page).unwrap());
     let mut pass = Pass::new(config, weights, Team::new(2), 64);
     let prompt = tokens(20, 0);
-    let spans = [0, 1].map(|number| Span { tokens: &prompt, position: 0, pages: &pages[number], logits: true });
+    let spans =
+        [0, 1].map(|number| Span { ticket: 0, tokens: &prompt, position: 0, pages: &pages[number], logits: true });
     pass.run(config, weights, &mut store, &spans, &|| false).unwrap();
     (pass, store, pages)
+}
+
+#[test]
+fn logits_are_given_to_their_ticket_alone() {
+    let (config, weights) = &models()[0];
+    let (mut pass, mut store, pages) = two_sequences();
+    let reference = serial(0, &[tokens(20, 0), vec![7]].concat());
+    let spans =
+        [0, 1].map(|n| Span { ticket: 40 + n as u64, tokens: &[7], position: 20, pages: &pages[n], logits: true });
+    pass.run(config, weights, &mut store, &spans, &|| false).unwrap();
+    for (span, ticket) in [(0, 41), (1, 40), (0, 0), (0, 39), (2, 40), (2, 42)] {
+        assert!(pass.logits(span, ticket).is_none(), "span {span} for ticket {ticket}");
+    }
+    assert_eq!(
+        [bits(pass.logits(0, 40)), bits(pass.logits(1, 41))],
+        [&reference[20], &reference[20]].map(Clone::clone)
+    );
+    // What is asked for after the next run is the next run's.
+    let span = Span { ticket: 50, tokens: &[8], position: 21, pages: &pages[0], logits: true };
+    pass.run(config, weights, &mut store, &[span], &|| false).unwrap();
+    assert!(pass.logits(0, 40).is_none() && pass.logits(0, 50).is_some());
 }
 
 #[test]
@@ -303,43 +325,43 @@ fn a_fault_takes_the_logits_of_its_span_and_nothing_else() {
         let mut table = pages[0].clone();
         table[index] = planted;
         let spans = [
-            Span { tokens: &[7], position: 20, pages: &table, logits: true },
-            Span { tokens: &[7], position: 20, pages: &pages[1], logits: true },
+            Span { ticket: 0, tokens: &[7], position: 20, pages: &table, logits: true },
+            Span { ticket: 0, tokens: &[7], position: 20, pages: &pages[1], logits: true },
         ];
         pass.run(config, weights, &mut store, &spans, &|| false).unwrap();
         assert_eq!(pass.faults.of(0), Some(PageFault { layer: 0, page: planted.page }));
-        assert!(pass.logits(0).is_none());
+        assert!(pass.logits(0, 0).is_none());
         assert_eq!(pass.faults.of(1), None);
-        assert_eq!(bits(pass.logits(1)), reference[20]);
+        assert_eq!(bits(pass.logits(1, 0)), reference[20]);
     }
     // The same sequence with its own table goes on as if nothing had been.
-    let span = Span { tokens: &[7], position: 20, pages: &pages[0], logits: true };
+    let span = Span { ticket: 0, tokens: &[7], position: 20, pages: &pages[0], logits: true };
     pass.run(config, weights, &mut store, &[span], &|| false).unwrap();
-    assert_eq!(bits(pass.logits(0)), reference[20]);
+    assert_eq!(bits(pass.logits(0, 0)), reference[20]);
 }
 
 #[test]
 fn a_stopped_run_can_be_repeated() {
     let (config, weights) = &models()[0];
     let (mut pass, mut store, pages) = two_sequences();
-    let span = [Span { tokens: &[7, 8], position: 20, pages: &pages[0], logits: true }];
+    let span = [Span { ticket: 0, tokens: &[7, 8], position: 20, pages: &pages[0], logits: true }];
     let reference = serial(0, &[tokens(20, 0), vec![7, 8]].concat());
     for layer in 0..config.layers {
         let polls = AtomicUsize::new(0);
         let stop = || polls.fetch_add(1, Ordering::Relaxed) == layer;
         assert_eq!(pass.run(config, weights, &mut store, &span, &stop), Err(ForwardError::Stopped));
         assert_eq!(polls.into_inner(), layer + 1, "asked once a layer, and not again");
-        assert!(pass.logits(0).is_none() && pass.faults.of(0).is_none());
+        assert!(pass.logits(0, 0).is_none() && pass.faults.of(0).is_none());
     }
     pass.run(config, weights, &mut store, &span, &|| false).unwrap();
-    assert_eq!(bits(pass.logits(0)), reference[21]);
+    assert_eq!(bits(pass.logits(0, 0)), reference[21]);
 }
 
 #[test]
 fn impossible_runs_are_refused_before_any_work() {
     let (config, weights) = &models()[0];
     let (mut pass, mut kv, pages) = two_sequences();
-    let span = |tokens, position| Span { tokens, position, pages: &pages[0], logits: true };
+    let span = |tokens, position| Span { ticket: 0, tokens, position, pages: &pages[0], logits: true };
     let good = span(&[1], 20);
     let many = vec![1; 65];
     for (spans, wanted) in [
@@ -353,7 +375,7 @@ fn impossible_runs_are_refused_before_any_work() {
     ] {
         let never = || panic!("no layer is begun");
         assert_eq!(pass.run(config, weights, &mut kv, &spans, &never), Err(wanted));
-        assert!(pass.logits(0).is_none());
+        assert!(pass.logits(0, 0).is_none());
     }
     let mut other = store(&ModelConfig { layers: 3, ..config.clone() }, 5);
     assert_eq!(pass.run(config, weights, &mut other, &[good], &|| false), Err(ForwardError::StoreShape));

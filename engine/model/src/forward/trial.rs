@@ -19,8 +19,8 @@ pub(crate) fn gives_numbers(config: &ModelConfig, weights: &Weights, threads: us
         return false;
     }
     let last = u32::try_from(config.vocab.saturating_sub(1)).unwrap_or(u32::MAX);
-    let spans = [Span { tokens: &[0, last], position: 0, pages: &[PAGE], logits: true }];
+    let spans = [Span { ticket: 0, tokens: &[0, last], position: 0, pages: &[PAGE], logits: true }];
     let mut pass = Pass::new(config, weights, Team::new(threads), 2);
     pass.run(config, weights, &mut store, &spans, &|| false).is_ok()
-        && pass.logits(0).is_some_and(|logits| logits.iter().all(|logit| logit.is_finite()))
+        && pass.logits(0, 0).is_some_and(|logits| logits.iter().all(|logit| logit.is_finite()))
 }

@@ -11,8 +11,8 @@ const SLAB_BYTES: usize = PageBytes::HEADER_BYTES + PAGE_TOKENS * TOKEN_BYTES;
 const PAGE_BYTES: usize = LAYERS * SLAB_BYTES;
 const VOCABULARY: usize = 26;
 
-/// Read set, and logits where they were asked for.
-type Computed = (u64, Option<Vec<f32>>);
+/// Ticket, read set, and logits where they were asked for.
+type Computed = (u64, u64, Option<Vec<f32>>);
 
 pub(crate) struct Tracer {
     bytes: Vec<u8>,
@@ -86,7 +86,7 @@ impl Tracer {
             logits[next(read) as usize] = 1.0;
             logits
         });
-        Ok((read_set, logits))
+        Ok((span.ticket, read_set, logits))
     }
 
     fn holder(&self, page: PageRef) -> Result<usize, TransferError> {
@@ -128,15 +128,16 @@ impl Compute for Tracer {
     }
 
     fn read_set(&self, span: usize) -> Option<u64> {
-        self.results.get(span)?.as_ref().ok().map(|(read_set, _)| *read_set)
+        self.results.get(span)?.as_ref().ok().map(|(_, read_set, _)| *read_set)
     }
 
     fn expected_read_set(&self, position: usize, tokens: usize, pages: &[PageRef]) -> u64 {
         self.reads.expected(position, tokens, pages)
     }
 
-    fn logits(&self, span: usize) -> Option<&[f32]> {
-        self.results.get(span)?.as_ref().ok()?.1.as_deref()
+    fn logits(&self, span: usize, ticket: u64) -> Option<&[f32]> {
+        let (held, _, logits) = self.results.get(span)?.as_ref().ok()?;
+        logits.as_deref().filter(|_| *held == ticket)
     }
 
     fn assign(&mut self, page: PageRef) -> Result<(), KvStoreError> {

@@ -5,7 +5,8 @@
 use engine_model::Model;
 use engine_runtime::{Engine, EngineConfig, PromptInput, Sampling, Steps, Usage};
 use policies_domain::{
-    Digest, FinishReason, ModelName, Permit, PolicyDecision, Principal, RequestId, TenantId, TenantName,
+    Binding, ConnectionId, Digest, FinishReason, Layer, ModelName, Permit, PolicyDecision, Principal, RequestId,
+    SealKey, Sealer, TenantId, TenantName, Verifier,
 };
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -43,6 +44,23 @@ pub(crate) fn permit(number: u32, request: u8) -> Permit {
     Permit::granted_by_authz(principal, RequestId::from_bytes([request; 16]), model, decision)
 }
 
+/// The key, as if it had been drawn for this request.
+fn seal_key(permit: &Permit) -> (SealKey, Binding) {
+    let request = permit.request().bytes();
+    let key = std::array::from_fn(|place| request[place % 16] ^ place as u8);
+    (SealKey::from_bytes(key), Binding::of(permit, ConnectionId(1)))
+}
+
+pub(crate) fn sealer(permit: &Permit) -> Sealer {
+    let (key, binding) = seal_key(permit);
+    key.sealer(Layer::Text, binding)
+}
+
+pub(crate) fn verifier(permit: &Permit) -> Verifier {
+    let (key, binding) = seal_key(permit);
+    key.verifier(Layer::Text, binding)
+}
+
 pub(crate) fn greedy(max_tokens: usize) -> Sampling {
     Sampling { max_tokens: Some(max_tokens), temperature: 0.0, ..Sampling::default() }
 }
@@ -50,7 +68,7 @@ pub(crate) fn greedy(max_tokens: usize) -> Sampling {
 pub(crate) fn submit(engine: &Engine, tenant: u32, request: u8, prompt: &str, sampling: Sampling) -> Steps {
     let permit = permit(tenant, request);
     let sequence = engine.tokenize(&permit, &PromptInput::Text(prompt.into())).unwrap();
-    engine.submit(&permit, sequence, sampling).unwrap()
+    engine.submit(&permit, sequence, sampling, sealer(&permit)).unwrap()
 }
 
 pub(crate) struct Answer {

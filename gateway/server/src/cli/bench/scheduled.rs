@@ -7,7 +7,9 @@ use engine_model::Model;
 use engine_runtime::{Engine, EngineConfig, PromptInput, Sampling, Steps};
 use gateway_auth::{ApiKey, KeyRing, KeySecret, TenantKey};
 use policies_authz::{Authz, Facts};
-use policies_domain::{Credential, ModelName, Permit, Principal, RequestId, TenantName};
+use policies_domain::{
+    Binding, ConnectionId, Credential, Layer, ModelName, Permit, Principal, RequestId, SealKey, TenantName,
+};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -116,7 +118,11 @@ impl Bench<'_> {
         let permit = self.caller.permit()?;
         let sequence = self.engine.tokenize(&permit, &PromptInput::Tokens(prompt))?;
         let sampling = Sampling { max_tokens: Some(max_tokens), temperature: 0.0, ..Sampling::default() };
-        Ok(self.engine.submit(&permit, sequence, sampling)?)
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret)?;
+        let binding = Binding::of(&permit, ConnectionId(0));
+        let sealer = SealKey::from_bytes(secret).sealer(Layer::Text, binding);
+        Ok(self.engine.submit(&permit, sequence, sampling, sealer)?)
     }
 
     /// Time in prefill steps, and from submission to the first token.
