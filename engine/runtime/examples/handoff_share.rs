@@ -3,7 +3,10 @@
 
 use engine_model::Model;
 use engine_runtime::{Engine, EngineConfig, PromptInput, Sampling, Split};
-use policies_domain::{Digest, ModelName, Permit, PolicyDecision, Principal, RequestId, TenantId, TenantName};
+use policies_domain::{
+    Binding, ConnectionId, Digest, Layer, ModelName, Permit, PolicyDecision, Principal, RequestId, SealKey, TenantId,
+    TenantName,
+};
 use std::sync::Arc;
 
 #[tokio::main]
@@ -24,7 +27,9 @@ async fn main() {
             let sequence = engine.tokenize(&permit, &prompt).unwrap();
             let before = engine.stats().handoff_verified;
             let sampling = Sampling { max_tokens: Some(1), temperature: 0.0, ..Sampling::default() };
-            let mut steps = engine.submit(&permit, sequence, sampling).unwrap();
+            let binding = Binding::of(&permit, ConnectionId(1));
+            let sealer = SealKey::from_bytes([1; 32]).sealer(Layer::Text, binding);
+            let mut steps = engine.submit(&permit, sequence, sampling, sealer).unwrap();
             while steps.next().await.is_some() {}
             let digests = (engine.stats().handoff_verified - before).as_secs_f64() * 1e3;
             let prefill = steps.timings().prefill_us as f64 / 1e3;

@@ -96,7 +96,7 @@ impl<C> fmt::Debug for StepExecutor<C> {
 mod rows;
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::compute::tracer::Tracer;
     use crate::config::Split;
@@ -124,7 +124,7 @@ mod tests {
         (0..tokens).map(|token| tenant * 1000 + token).collect()
     }
 
-    pub(super) fn sealer(label: Label, request: RequestId) -> Sealer {
+    pub(crate) fn sealer(label: Label, request: RequestId) -> Sealer {
         let binding = Binding { request, label, connection: ConnectionId(1) };
         SealKey::from_bytes([request.bytes()[0]; 32]).sealer(Layer::Text, binding)
     }

@@ -193,7 +193,7 @@ impl Running {
 
     /// It gets pages, none of which it has read. When a step was delivered before, its reader learns that these are others.
     pub(crate) fn begin(&mut self, block_table: BlockTable) {
-        self.block_table = Some(block_table);
+        self.hold(block_table);
         self.restarted |= self.outlet.progress.next_step.load(Ordering::Relaxed) > 0;
     }
 

@@ -39,6 +39,7 @@ pub(crate) use threads::Between;
 use crate::compute::Compute;
 use crate::machine::Machine;
 use crate::running::Running;
+use crate::sampling::Sampler;
 use engine_handoff::{
     Checks, ContentDigest, ContentKey, ContentTotals, Fingerprint, HandoffKey, LandedPage, Message, PageSlot, Party,
     RequestDigest, RequestFacts, Route,
@@ -93,7 +94,8 @@ impl Terms {
         let facts = RequestFacts {
             domain: request.label,
             tokens: &request.tokens,
-            sampling: &request.sampler.facts(),
+            // Another request's sampler: such a digest is nobody's.
+            sampling: &request.sampler.of(request.ticket).map(Sampler::facts).unwrap_or_default(),
             adapter_generation: 0,
             fingerprint: self.fingerprint,
         };
@@ -113,14 +115,6 @@ pub(crate) enum Parcel {
     Table { route: Route, table: Box<OutboundTable> },
     /// The pages of such a table have another owner now, or went back to the pool.
     Returned { route: Route },
-}
-
-impl Parcel {
-    /// A link may lose messages and bytes, but neither of those that are values in this process.
-    #[cfg(feature = "fault-injection")]
-    fn may_be_lost(&self) -> bool {
-        matches!(self, Self::Message { .. } | Self::Bytes { .. })
-    }
 }
 
 fn slot(life: PageLife, capability: Capability) -> PageSlot {

@@ -97,6 +97,8 @@ const fn pending(class: Class, slug: &'static str, until: &'static str) -> Failu
 }
 
 const LEDGER: &str = "engine/kv/src/catalogue.rs";
+const ROWS: &str = "engine/runtime/src/executor/rows.rs";
+const DELIVERY: &str = "gateway/server/src/serve/catalogue.rs";
 const PROTOCOL: &str = "engine/handoff/src/model_check/catalogue.rs";
 
 /// All of them.
@@ -119,17 +121,17 @@ pub const FAILURES: [Failure; 40] = [
     recreated(Class::Handoff, "metadata-slot-race", PROTOCOL),
     recreated(Class::Handoff, "rendezvous-id-not-unique", PROTOCOL),
     recreated(Class::Handoff, "stale-peer-after-restart", PROTOCOL),
-    pending(Class::Row, "recycled-row-keeps-mask", "rows carry tickets"),
-    pending(Class::Row, "mask-rows-misaligned", "rows carry tickets"),
-    pending(Class::Row, "index-wraps-to-neighbour", "rows carry tickets"),
-    pending(Class::Spec, "neighbour-rows-in-stride", "tokens are drafted"),
+    recreated(Class::Row, "recycled-row-keeps-mask", ROWS),
+    recreated(Class::Row, "mask-rows-misaligned", ROWS),
+    recreated(Class::Row, "index-wraps-to-neighbour", ROWS),
+    recreated(Class::Spec, "neighbour-rows-in-stride", ROWS),
     pending(Class::Spec, "two-layouts-of-live-state", "tokens are drafted"),
     pending(Class::Adapt, "hot-load-evicts-live-adapter", "models have adapters"),
     pending(Class::Adapt, "cache-keyed-by-adapter-name", "models have adapters, and prefixes are cached"),
     pending(Class::Adapt, "weights-changed-cache-kept", "weights change while the engine runs"),
-    pending(Class::Deliv, "abort-hits-successor", "output is sealed"),
-    pending(Class::Deliv, "shared-parser-or-event-hub", "output is sealed"),
-    pending(Class::Deliv, "cross-talk-without-evidence", "output is sealed"),
+    recreated(Class::Deliv, "abort-hits-successor", DELIVERY),
+    recreated(Class::Deliv, "shared-parser-or-event-hub", ROWS),
+    recreated(Class::Deliv, "cross-talk-without-evidence", DELIVERY),
     pending(Class::Conn, "cancelled-command-desync", "the gateway keeps connections to something"),
     pending(Class::Conn, "request-boundary-disagreement", "the gateway forwards requests"),
     pending(Class::Rcache, "path-only-cache-key", "the gateway stores responses"),

@@ -4,7 +4,10 @@ use crate::cast::{self, Cast};
 use audit_provenance::{Gate, Violation};
 use engine_runtime::{StepError, Steps};
 use policies_authz::{Authz, Facts};
-use policies_domain::{Generation, ModelName, PageId, Permit, Principal, TenantName};
+use policies_domain::{
+    Binding, ConnectionId, Generation, Layer, ModelName, PageId, Permit, Principal, SealError, SealKey, Sealer,
+    TenantName, Verifier,
+};
 use std::collections::BTreeSet;
 
 /// What stopped a response.
@@ -14,6 +17,8 @@ pub enum Verdict {
     Engine(StepError),
     /// The gate in front of the socket.
     Gate(Violation),
+    /// Whoever writes to the socket: the text is not this response's.
+    Seal(SealError),
 }
 
 /// How a response stands.
@@ -39,7 +44,7 @@ pub struct Client {
     tokens: usize,
     steps: Option<Steps>,
     /// `None`: nobody looks at what the engine gives out.
-    gate: Option<Gate>,
+    gate: Option<(Gate, Verifier)>,
     /// What left for this client.
     pub transcript: String,
     /// How it stands.
@@ -57,10 +62,31 @@ pub(crate) fn permit(tenant: u32, request: u32) -> Option<Permit> {
     authz.permit(&principal, cast::request_id(request), &model, &Facts { completion_tokens_max: None }).ok()
 }
 
+/// What the seals of a request's text are made and checked with.
+pub(crate) struct Seals {
+    key: SealKey,
+    binding: Binding,
+}
+
+impl Seals {
+    pub(crate) fn of(permit: &Permit, request: u32) -> Self {
+        let mut key = [0x5a; 32];
+        key[..4].copy_from_slice(&request.to_le_bytes());
+        let connection = ConnectionId(request.into());
+        Self { key: SealKey::from_bytes(key), binding: Binding::of(permit, connection) }
+    }
+
+    pub(crate) fn sealer(&self) -> Sealer {
+        self.key.sealer(Layer::Text, self.binding)
+    }
+}
+
 impl Client {
-    pub(crate) fn new(cast: Cast, request: u32, tokens: usize, steps: Steps, is_gated: bool) -> Self {
+    /// `checks`: what the text passes on its way to this client, if anything.
+    pub(crate) fn new(cast: Cast, request: u32, tokens: usize, steps: Steps, checks: Option<(&Permit, Seals)>) -> Self {
         let tenant = cast.tenant(request);
-        let gate = permit(tenant, request).filter(|_| is_gated).map(|permit| Gate::new(&permit));
+        let gate =
+            checks.map(|(permit, Seals { key, binding })| (Gate::new(permit), key.verifier(Layer::Text, binding)));
         let state = State::Open;
         let (transcript, read) = (String::new(), BTreeSet::new());
         Self { request, tenant, tokens, steps: Some(steps), gate, transcript, state, read }
@@ -88,8 +114,11 @@ impl Client {
                     self.read.extend(step.trace.pages.iter().map(|read| (read.page, read.generation)));
                     let text = match &mut self.gate {
                         None => step.text.reveal().to_owned(),
-                        Some(gate) => match gate.check(step) {
-                            Ok(released) => released.text().reveal().to_owned(),
+                        Some((gate, verifier)) => match gate.check(step) {
+                            Ok(released) => match released.verify(verifier) {
+                                Ok(()) => released.text().reveal().to_owned(),
+                                Err(error) => return self.end(State::Caught(Verdict::Seal(error))),
+                            },
                             Err(violation) => return self.end(State::Caught(Verdict::Gate(violation))),
                         },
                     };
@@ -104,6 +133,11 @@ impl Client {
                 Err(error) => return self.end(State::Failed(error)),
             }
         }
+    }
+
+    /// Each gets what the engine says to the other.
+    pub(crate) fn exchange(&mut self, other: &mut Self) {
+        std::mem::swap(&mut self.steps, &mut other.steps);
     }
 
     pub(crate) fn leave(&mut self) {
@@ -145,7 +179,7 @@ impl Client {
 #[must_use]
 pub fn is_isolation_fault(error: StepError) -> bool {
     match error {
-        StepError::PageFault { .. } | StepError::ReadSet | StepError::Handoff { .. } => true,
+        StepError::PageFault { .. } | StepError::ReadSet | StepError::RowBinding | StepError::Handoff { .. } => true,
         StepError::PoolExhausted | StepError::Stopped | StepError::NotANumber | StepError::Internal => false,
     }
 }

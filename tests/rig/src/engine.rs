@@ -5,7 +5,7 @@ use crate::tracer::{ForeignRead, Tracer};
 use crate::world::{Checks, Groups, Setup};
 use engine_kv::PagePool;
 use engine_runtime::{Sampling, SplitExecutor, StepExecutor, Steps, SubmitError};
-use policies_domain::{Label, RequestId};
+use policies_domain::{Label, RequestId, Sealer};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -63,10 +63,11 @@ impl Engine {
         request: RequestId,
         prompt: Vec<u32>,
         sampling: Sampling,
+        sealer: Sealer,
     ) -> Result<Steps, SubmitError> {
         match self {
-            Self::Whole(engine) => engine.submit(label, request, prompt, sampling),
-            Self::Split(engine) => engine.submit(label, request, prompt, sampling),
+            Self::Whole(engine) => engine.submit(label, request, prompt, sampling, sealer),
+            Self::Split(engine) => engine.submit(label, request, prompt, sampling, sealer),
         }
     }
 

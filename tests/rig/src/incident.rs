@@ -252,7 +252,7 @@ fn page(verdict: &Verdict) -> Option<u32> {
     match verdict {
         Verdict::Engine(StepError::PageFault { page, .. }) => Some(page.0),
         Verdict::Gate(Violation::ForeignPage { page, .. } | Violation::StaleGeneration { page, .. }) => Some(page.0),
-        Verdict::Engine(_) | Verdict::Gate(_) => None,
+        Verdict::Engine(_) | Verdict::Gate(_) | Verdict::Seal(_) => None,
     }
 }
 
@@ -263,6 +263,7 @@ fn name(verdict: &Verdict) -> String {
         Verdict::Engine(StepError::Handoff { check }) => format!("handoff check {check:?}"),
         Verdict::Engine(error) => error.to_string(),
         Verdict::Gate(_) => "gate".to_owned(),
+        Verdict::Seal(_) => "seal".to_owned(),
     }
 }
 

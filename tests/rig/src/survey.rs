@@ -129,6 +129,17 @@ const PLANTINGS: &[Planting] = &[
     },
     Planting {
         class: Class::Row,
+        groups: Groups::One,
+        plant: |setup, reader| with(setup, Fault::RowOffset { reader, rows: 1, of: 2 }),
+    },
+    Planting { class: Class::Deliv, groups: Groups::One, plant: |setup, _| Setup { exchanges_streams: true, ..setup } },
+    Planting {
+        class: Class::Deliv,
+        groups: Groups::Copied,
+        plant: |setup, _| Setup { exchanges_streams: true, ..setup },
+    },
+    Planting {
+        class: Class::Row,
         groups: Groups::InPlace,
         plant: |setup, reader| with(setup, Fault::ForeignEntry { reader }),
     },

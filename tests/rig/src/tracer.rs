@@ -18,8 +18,8 @@ const PAGE_BYTES: usize = LAYERS * SLAB_BYTES;
 /// What a scrubbed page is full of.
 const POISON: u8 = 0xff;
 
-/// Read set, and the next token where it was asked for.
-type Computed = (u64, Option<Vec<f32>>);
+/// Whose row it is, the read set, and the next token where it was asked for.
+type Computed = (u64, u64, Option<Vec<f32>>);
 
 /// One request found another's content under a place that it was told to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -175,7 +175,7 @@ impl Tracer {
             logits[self.cast.answer_token(reader, named) as usize] = largest;
             logits
         });
-        Ok((read_set, logits))
+        Ok((span.ticket, read_set, logits))
     }
 
     fn write(&mut self, page: PageRef, position: usize, token: u32, reader: u32) -> Result<(), PageFault> {
@@ -257,15 +257,16 @@ impl Compute for Tracer {
     }
 
     fn read_set(&self, span: usize) -> Option<u64> {
-        self.results.get(span)?.as_ref().ok().map(|(read_set, _)| *read_set)
+        self.results.get(span)?.as_ref().ok().map(|(_, read_set, _)| *read_set)
     }
 
     fn expected_read_set(&self, position: usize, tokens: usize, pages: &[PageRef]) -> u64 {
         self.reads.expected(position, tokens, pages)
     }
 
-    fn logits(&self, span: usize) -> Option<&[f32]> {
-        self.results.get(span)?.as_ref().ok()?.1.as_deref()
+    fn logits(&self, span: usize, ticket: u64) -> Option<&[f32]> {
+        let (held, _, logits) = self.results.get(span)?.as_ref().ok()?;
+        logits.as_deref().filter(|_| *held == ticket || !self.checks_tags)
     }
 
     fn assign(&mut self, page: PageRef) -> Result<(), KvStoreError> {

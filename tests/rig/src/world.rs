@@ -2,7 +2,7 @@
 
 use crate::act::Act;
 use crate::cast::{self, Cast};
-use crate::client::{Client, State};
+use crate::client::{self, Client, Seals, State};
 use crate::engine::Engine;
 use crate::quiet::quietly;
 use crate::tracer::ForeignRead;
@@ -26,6 +26,8 @@ pub struct Setup {
     pub checks: Checks,
     /// The kernels do not know where a page's tokens end.
     pub reads_whole_pages: bool,
+    /// The engine's output goes to each newcomer from another tenant's stream, and the other way round.
+    pub exchanges_streams: bool,
     /// Who computes what.
     pub groups: Groups,
     /// A setting that nobody should choose: whoever sends pages has a right to write into the receiver's memory.
@@ -52,7 +54,7 @@ pub struct Checks {
     pub tags: bool,
     /// What the step loop compares: with the custody log, and with what the kernels say that they read.
     pub steps: bool,
-    /// Labels of what a step read, before its text leaves.
+    /// Labels of what a step read, and the seals of its text, before that leaves.
     pub gate: bool,
 }
 
@@ -85,6 +87,7 @@ impl Setup {
             faults: Vec::new(),
             checks: Checks::ALL,
             reads_whole_pages: false,
+            exchanges_streams: false,
             groups: Groups::One,
             one_sided: false,
             frees_early: false,
@@ -100,6 +103,7 @@ pub struct World {
     engine: Option<Engine>,
     clients: Vec<Client>,
     is_gated: bool,
+    exchanges_streams: bool,
     refused: u32,
 }
 
@@ -114,6 +118,8 @@ pub struct Findings {
     pub leaked: BTreeSet<u32>,
     /// Responses that an isolation fault ended.
     pub caught: BTreeSet<u32>,
+    /// Responses that ended for another reason, none of which there is when nothing is broken.
+    pub failed: BTreeSet<u32>,
     /// Responses that ended because what the model said was no number.
     pub stopped: BTreeSet<u32>,
     /// Responses whose clients left before that.
@@ -138,11 +144,13 @@ impl Findings {
     /// As it must be when nothing is broken.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        let Self { foreign, leaked, caught, stopped, wrong, stuck, halted, pages_lost, responses: _, left: _ } = self;
+        let Self { foreign, leaked, caught, failed, stopped, wrong, stuck, halted, pages_lost, responses: _, left: _ } =
+            self;
         foreign.is_empty()
             && leaked.is_empty()
             && caught.is_empty()
             && stopped.is_empty()
+            && failed.is_empty()
             && wrong.is_empty()
             && stuck.is_empty()
             && !halted
@@ -163,7 +171,14 @@ impl World {
     #[must_use]
     pub fn new(setup: &Setup) -> Self {
         let engine = Some(Engine::new(setup));
-        Self { cast: setup.cast, engine, clients: Vec::new(), is_gated: setup.checks.gate, refused: 0 }
+        Self {
+            cast: setup.cast,
+            engine,
+            clients: Vec::new(),
+            is_gated: setup.checks.gate,
+            exchanges_streams: setup.exchanges_streams,
+            refused: 0,
+        }
     }
 
     /// One act. What makes no sense at this moment does nothing.
@@ -197,9 +212,26 @@ impl World {
         let label = cast::label(self.cast.tenant(request));
         let tokens = vec![self.cast.prompt_token(request); prompt];
         let sampling = Sampling { max_tokens: Some(answer), temperature: 0.0, ..Sampling::default() };
-        match engine.submit(label, cast::request_id(request), tokens, sampling) {
-            Ok(steps) => self.clients.push(Client::new(self.cast, request, answer, steps, self.is_gated)),
+        let Some(permit) = client::permit(self.cast.tenant(request), request) else { return };
+        let seals = Seals::of(&permit, request);
+        match engine.submit(label, cast::request_id(request), tokens, sampling, seals.sealer()) {
+            Ok(steps) => {
+                let checks = self.is_gated.then_some((&permit, seals));
+                self.clients.push(Client::new(self.cast, request, answer, steps, checks));
+                if self.exchanges_streams {
+                    self.exchange_streams();
+                }
+            }
             Err(_) => self.refused += 1,
+        }
+    }
+
+    /// Of the newest request and of another tenant's that is open.
+    fn exchange_streams(&mut self) {
+        let Some((newest, others)) = self.clients.split_last_mut() else { return };
+        let other = others.iter_mut().rev().find(|other| other.is_open() && other.tenant() != newest.tenant());
+        if let Some(other) = other {
+            newest.exchange(other);
         }
     }
 
@@ -252,6 +284,7 @@ impl World {
             responses: self.clients.len(),
             leaked: of(&|client| !client.foreign_tenants().is_empty()),
             caught: of(&|client| matches!(client.state, State::Caught(_))),
+            failed: of(&|client| matches!(client.state, State::Failed(error) if error != StepError::NotANumber)),
             stopped: of(&|client| client.state == State::Failed(StepError::NotANumber)),
             left: of(&|client| client.state == State::Left),
             wrong: of(&|client| client.state == State::Whole && !client.is_right()),

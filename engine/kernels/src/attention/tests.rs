@@ -289,7 +289,8 @@ fn what_was_never_written_is_no_number_and_what_was_is_not_disturbed_by_it() {
         // In memory that is new, in a page that had another life, and in memory that the system took back in between.
         for again in 0..3 {
             let mut faults = PageFaults::default();
-            let span = |tokens, position| Span { tokens: &ids[..tokens], position, pages: &table, logits: false };
+            let span =
+                |tokens, position| Span { ticket: 0, tokens: &ids[..tokens], position, pages: &table, logits: false };
             let out = run(&mut team, &mut store, &[span(20, 0)], &prompt, &mut faults);
             assert!(out.iter().all(|value| value.is_finite()), "{family} {kind}, {again}");
             // Positions 20 to 23 are skipped.

@@ -81,7 +81,8 @@ impl<C: Compute> DecodeHost for Host<'_, C> {
     fn admits(&self, route: Route, first: &FirstStep) -> bool {
         let request = self.running.iter().find(|request| request.route == Some(route));
         let known = first.token.reveal() < self.machine.compute.vocabulary() && first.grammar == [0; 32];
-        request.is_some_and(|request| request.sampler.state_after_one() == first.sampler) && known
+        let sampler = request.and_then(|request| request.sampler.of(request.ticket).ok());
+        sampler.is_some_and(|sampler| sampler.state_after_one() == first.sampler) && known
     }
 }
 
@@ -363,7 +364,7 @@ impl DecodeGroup {
                 None
             }
             Effect::Ended { route, end } => {
-                self.ended(route, end);
+                self.ended(machine, route, end);
                 None
             }
             Effect::Count(dropped) => {
@@ -381,7 +382,7 @@ impl DecodeGroup {
         let request = &mut self.stepper.running[index];
         match kept {
             Some(Kept::Owned(block_table)) => {
-                request.block_table = Some(block_table);
+                request.hold(block_table);
                 request.computed = tokens as usize;
                 request.first = Some(first.token.reveal());
                 request.route = None;
@@ -391,11 +392,13 @@ impl DecodeGroup {
         }
     }
 
-    fn ended(&mut self, route: Route, end: End) {
+    fn ended(&mut self, machine: &Machine<impl Compute>, route: Route, end: End) {
         let End::Aborted(reason) = end else { return };
         let Some(index) = self.stepper.running.iter().position(|request| request.route == Some(route)) else { return };
         let refusal = self.inbound.get(&route.id).and_then(|inbound| inbound.refusal);
-        let alone = self.stepper.running.len() == 1;
+        let counts = machine.pool.counts();
+        // Pages of handoffs that are ending come back; with nobody's to come, waiting would be for ever.
+        let alone = self.stepper.running.len() == 1 && counts.free + counts.quarantined == counts.total;
         match reason {
             // The prefill side has one check; all others are this side's.
             AbortReason::Refused => {

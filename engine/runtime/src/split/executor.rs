@@ -15,7 +15,7 @@ use crate::step::{Role, Stepper};
 use crate::steps::Steps;
 use engine_handoff::{Check, Checks, Incarnation};
 use engine_kv::{PAGE_TOKENS, PageFormat, PagePool};
-use policies_domain::{CustodyRecord, Label, RequestId};
+use policies_domain::{CustodyRecord, Label, RequestId, Sealer};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,9 +103,10 @@ impl<C: Compute> SplitExecutor<C> {
         request: RequestId,
         prompt: Vec<u32>,
         sampling: Sampling,
+        sealer: Sealer,
     ) -> Result<Steps, SubmitError> {
         let context_max = (self.config.pages * PAGE_TOKENS).min(self.config.context_tokens_max.unwrap_or(usize::MAX));
-        enqueue(&self.inbox, context_max, Sequence { tokens: prompt, label, request }, sampling)
+        enqueue(&self.inbox, context_max, Sequence { tokens: prompt, label, request }, sampling, sealer)
     }
 
     /// All that follows once, everything that is on its way included. `false`: nobody can go on before a step is read, a
@@ -143,12 +144,6 @@ impl<C: Compute> SplitExecutor<C> {
     /// One parcel arrives at the decode group. `false`: there is none.
     pub fn bring_to_decode(&mut self) -> bool {
         self.pair.bring_to_decode(self.now)
-    }
-
-    /// The next parcel to the prefill group, or to the decode group, is lost. `false`: there is none, or it holds pages.
-    pub fn lose(&mut self, to_prefill: bool) -> bool {
-        let outbox = if to_prefill { &mut self.pair.decode.outbox } else { &mut self.pair.prefill.outbox };
-        outbox.front().is_some_and(Parcel::may_be_lost) && outbox.pop_front().is_some()
     }
 
     /// Time passes, and the groups look at what has expired.

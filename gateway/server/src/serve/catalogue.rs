@@ -314,7 +314,8 @@ async fn abort_hits_successor() {
 
 #[tokio::test]
 async fn a_piece_that_is_missing_repeated_or_changed_is_not_sent() {
-    let changes: [(fn(&mut Vec<Step>), SealError); 4] = [
+    type Change = fn(&mut Vec<Step>);
+    let changes: [(Change, SealError); 4] = [
         (|steps| drop(steps.remove(1)), SealError::Gap { held: 2, wanted: 1 }),
         (|steps| steps.swap(1, 2), SealError::Gap { held: 2, wanted: 1 }),
         (|steps| steps[1].text = Completion::new("α!".into()), SealError::Altered { index: 1 }),

@@ -155,7 +155,13 @@ fn step(forward: &mut Forward, store: &mut KvStore, group: &mut [Sequence], chun
         .map(|sequence| {
             let end = sequence.tokens.len().min(sequence.done + chunk);
             let tokens = sequence.tokens.get(sequence.done..end).unwrap_or_default();
-            Span { tokens, position: sequence.done, pages: &sequence.pages, logits: end == sequence.tokens.len() }
+            Span {
+                ticket: 0,
+                tokens,
+                position: sequence.done,
+                pages: &sequence.pages,
+                logits: end == sequence.tokens.len(),
+            }
         })
         .collect();
     let ends: Vec<usize> = spans.iter().map(|span| span.position + span.tokens.len()).collect();
@@ -166,7 +172,7 @@ fn step(forward: &mut Forward, store: &mut KvStore, group: &mut [Sequence], chun
         if end < sequence.tokens.len() {
             continue;
         }
-        let logits = forward.logits(number).context("no logits")?;
+        let logits = forward.logits(number, 0).context("no logits")?;
         logits.iter().for_each(|logit| sequence.digest.update(logit.to_le_bytes()));
         let best = (0u32..).zip(logits).reduce(|best, next| if next.1 > best.1 { next } else { best });
         let (token, _) = best.context("an empty vocabulary")?;

@@ -67,7 +67,7 @@ impl Own {
             let tokens: Vec<[u32; 1]> =
                 (0..batch).filter_map(|sequence| prompt.get((step + sequence) % prompt.len())).map(|t| [*t]).collect();
             let spans: Vec<Span<'_>> = std::iter::zip(&tokens, &self.tables)
-                .map(|(tokens, pages)| Span { tokens, position: prompt.len() + step, pages, logits: true })
+                .map(|(tokens, pages)| Span { ticket: 0, tokens, position: prompt.len() + step, pages, logits: true })
                 .collect();
             self.forward.run(&mut self.store, &spans, &|| false)?;
         }
@@ -79,7 +79,7 @@ impl Own {
         let mut position = 0;
         for tokens in prompt.chunks(CHUNK) {
             let logits = logits && position + tokens.len() == prompt.len();
-            self.forward.run(&mut self.store, &[Span { tokens, position, pages, logits }], &|| false)?;
+            self.forward.run(&mut self.store, &[Span { ticket: 0, tokens, position, pages, logits }], &|| false)?;
             position += tokens.len();
         }
         Ok(())
