@@ -7,6 +7,7 @@ mod exactness;
 mod files;
 mod handoff;
 mod kernels;
+mod link;
 mod rows;
 mod split;
 mod templates;
@@ -36,13 +37,14 @@ struct Mutation {
 
 /// Every safety check of the product. A new check comes with its line here or in one of the lists beside this file.
 fn all() -> impl Iterator<Item = &'static Mutation> {
-    const OTHERS: [&[Mutation]; 9] = [
+    const OTHERS: [&[Mutation]; 10] = [
         custody::CUSTODY,
         delivery::DELIVERY,
         exactness::EXACTNESS,
         files::FILES,
         handoff::HANDOFF,
         kernels::KERNELS,
+        link::LINK,
         rows::ROWS,
         split::SPLIT,
         templates::TEMPLATES,
