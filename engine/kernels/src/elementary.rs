@@ -74,7 +74,10 @@ fn series(x: f64, coefficients: &[f64]) -> f64 {
     coefficients.iter().fold(0.0, |sum, coefficient| sum * x + coefficient)
 }
 
-/// Sine and cosine of an angle of up to 2^24 radians either way; positions of any context are below that.
+/// The largest angle, either way, whose sine and cosine are exact to the last bits, radians.
+pub const ANGLE_MAX: f64 = (1u32 << 24) as f64;
+
+/// Sine and cosine of an angle of up to [`ANGLE_MAX`] radians either way; positions of any context are below that.
 #[must_use]
 pub fn sin_cos(angle: f64) -> (f64, f64) {
     let quarters = (angle * FRAC_2_PI).round_ties_even();

@@ -115,6 +115,24 @@ pub struct KvStore {
     touched: usize,
 }
 
+/// The slabs of a store, and the bytes of its pages.
+fn sizes(shape: KvShape, kind: KvKind) -> Result<(SlabLayout, usize), KvStoreError> {
+    let KvShape { layers, kv_heads, head_dim, pages } = shape;
+    let impossible = KvStoreError::Shape { layers, kv_heads, head_dim, pages };
+    if layers == 0 || kv_heads == 0 || head_dim == 0 || pages == 0 || !head_dim.is_multiple_of(16) {
+        return Err(impossible);
+    }
+    if u32::try_from(pages).is_err() {
+        return Err(impossible);
+    }
+    let sizes = || {
+        let layout = SlabLayout::new(kind, kv_heads, head_dim)?;
+        let page_bytes = layout.slab_bytes().checked_mul(layers)?.checked_next_multiple_of(PAGE_ALIGNMENT)?;
+        Some((layout, page_bytes))
+    };
+    sizes().ok_or(impossible)
+}
+
 impl KvStore {
     /// An empty store of the usual kind. Memory is taken when a page is first written.
     ///
@@ -129,20 +147,7 @@ impl KvStore {
     /// # Errors
     /// [`KvStoreError::Shape`] or [`KvStoreError::Memory`].
     pub fn with_kind(shape: KvShape, kind: KvKind) -> Result<Self, KvStoreError> {
-        let KvShape { layers, kv_heads, head_dim, pages } = shape;
-        let impossible = KvStoreError::Shape { layers, kv_heads, head_dim, pages };
-        if layers == 0 || kv_heads == 0 || head_dim == 0 || pages == 0 || !head_dim.is_multiple_of(16) {
-            return Err(impossible);
-        }
-        if u32::try_from(pages).is_err() {
-            return Err(impossible);
-        }
-        let sizes = || {
-            let layout = SlabLayout::new(kind, kv_heads, head_dim)?;
-            let page_bytes = layout.slab_bytes().checked_mul(layers)?.checked_next_multiple_of(PAGE_ALIGNMENT)?;
-            Some((layout, page_bytes))
-        };
-        let (layout, page_bytes) = sizes().ok_or(impossible)?;
+        let (pages, (layout, page_bytes)) = (shape.pages, sizes(shape, kind)?);
         let memory = page_bytes
             .checked_mul(pages)
             .and_then(AnonymousMemory::new)
@@ -157,6 +162,14 @@ impl KvStore {
             poisoned: vec![false; pages],
             touched: 0,
         })
+    }
+
+    /// Bytes of a page of such a store, without making one.
+    ///
+    /// # Errors
+    /// [`KvStoreError::Shape`].
+    pub fn page_bytes_of(shape: KvShape, kind: KvKind) -> Result<usize, KvStoreError> {
+        Ok(sizes(shape, kind)?.1)
     }
 
     /// As given to [`KvStore::new`].

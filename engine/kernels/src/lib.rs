@@ -28,7 +28,7 @@ pub use attention::{AttentionPlan, attention};
 pub use ceiling::{Multiplication, ReadCeiling, ReadPattern, multiply};
 pub use family::KernelFamily;
 pub use kv_store::{KvKind, KvShape, KvStore, KvStoreError, PAGE_TOKENS, PageBytes, PageRef, TransferError};
-pub use mapped_file::MappedFile;
+pub use mapped_file::{MappedFile, tell_of_cut_files};
 pub use matrix::{Matrix, MatrixKind, MatrixSource, PACKED_LAYOUT, PackError, PackedMatrices, Packing};
 pub use norm::{quantise, rms_norm, rms_norm_add};
 pub use product::{Activation, product, product_add, product_swiglu};

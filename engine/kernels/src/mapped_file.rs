@@ -30,7 +30,7 @@ impl MappedFile {
         // SAFETY: the mapping is private and read-only, and every reader of it only reads bytes: all values are
         // checked after they were copied out, so a change of the file by someone else can give wrong numbers (which
         // the digest shows) but no invalid value. A file that is cut while it is mapped ends the process with
-        // SIGBUS; model files are installed by renaming, never written in place.
+        // SIGBUS (see `tell_of_cut_files`); model files are installed by renaming, never written in place.
         let map = unsafe { memmap2::Mmap::map(&file)? };
         Ok(Self { map })
     }
@@ -70,9 +70,58 @@ impl std::fmt::Debug for MappedFile {
     }
 }
 
+/// What a process says whose file was cut while it was mapped.
+const CUT_MESSAGE: &[u8] =
+    b"error: a model file was cut while it was read (replace model files by renaming new ones)\n";
+
+/// Makes the process say so and end when it reads a mapped file beyond its end, because somebody cut the file meanwhile.
+/// Without this it ends, too, and without a word. For a program's beginning.
+///
+/// # Errors
+/// Of the system.
+pub fn tell_of_cut_files() -> io::Result<()> {
+    extern "C" fn say_and_exit(_signal: libc::c_int) {
+        // SAFETY: `write` and `_exit` may be called in a signal handler: they take no lock and no memory. The message is
+        // static, and its length is its own.
+        unsafe {
+            libc::write(libc::STDERR_FILENO, CUT_MESSAGE.as_ptr().cast(), CUT_MESSAGE.len());
+            libc::_exit(1);
+        }
+    }
+    // SAFETY: a `sigaction` of zeros is a valid one, with an empty mask and without flags. The handler has the signature
+    // that is called without `SA_SIGINFO`, and does nothing that a handler may not: see there.
+    let failed = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = say_and_exit as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut())
+    };
+    if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Runs itself again: the process that reads the cut file ends.
+    #[test]
+    fn a_file_that_is_cut_while_it_is_mapped_ends_the_process_with_a_word() {
+        const CHILD: &str = "BULKHEAD_TEST_CUT_FILE";
+        if let Some(path) = std::env::var_os(CHILD) {
+            tell_of_cut_files().unwrap();
+            let mapped = MappedFile::open(Path::new(&path)).unwrap();
+            File::options().write(true).open(&path).unwrap().set_len(1).unwrap();
+            let sum: u64 = mapped.bytes().iter().map(|byte| u64::from(*byte)).sum();
+            panic!("read to the end: {sum}");
+        }
+        let path = std::env::temp_dir().join(format!("bulkhead-mapped-file-cut-{}", std::process::id()));
+        std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+        let name = "mapped_file::tests::a_file_that_is_cut_while_it_is_mapped_ends_the_process_with_a_word";
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let ended = child.args(["--exact", name, "--nocapture"]).env(CHILD, &path).output().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(ended.status.code() == Some(1) && said.contains("a model file was cut"), "{}: {said}", ended.status);
+    }
 
     #[test]
     fn the_bytes_are_those_of_the_file() {
