@@ -20,6 +20,8 @@ use crate::tokenizer::{TokenizeError, Tokenizer};
 pub const MESSAGES_MAX: usize = 4_096;
 /// Stands for every character of a content in the rendering that shows what the template does on its own.
 pub(crate) const INERT: char = '\u{1}';
+/// Longest rendering, bytes: a million tokens and more of any language, and little beside what a server holds anyway.
+pub const RENDERING_BYTES_MAX: usize = 8 << 20;
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 /// One turn of a conversation.
@@ -86,11 +88,17 @@ impl ChatTemplate {
         Ok(Self { renderer: compiler.compile(source)?, source: source.to_owned() })
     }
 
-    /// The conversation as the model was trained to read it, ready for the assistant's next turn.
+    /// The conversation as the model was trained to read it, ready for the assistant's next turn: at most `tokens_max`
+    /// tokens. What the template makes beyond them costs no more than finding out.
     ///
     /// # Errors
     /// [`ChatTemplateError`]; none of its texts repeats a content.
-    pub fn tokens(&self, tokenizer: &Tokenizer, messages: &[ChatMessage]) -> Result<Vec<u32>, ChatTemplateError> {
+    pub fn tokens(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[ChatMessage],
+        tokens_max: usize,
+    ) -> Result<Vec<u32>, ChatTemplateError> {
         match messages.len() {
             0 => return Err(ChatTemplateError::Empty),
             1..=MESSAGES_MAX => {}
@@ -102,6 +110,11 @@ impl ChatTemplate {
 
         let mark = unused_character(&self.source, messages);
         let text = self.render(tokenizer, messages, |content| break_control_text(tokenizer, content, mark))?;
+        let longest = tokenizer.longest_token_bytes().max(1);
+        let tokens = (text.len() - mark.len_utf8() * text.matches(mark).count()) / longest;
+        if tokens > tokens_max {
+            return Err(TokenizeError::TooMany { tokens, tokens_max }.into());
+        }
         let inert = self.render(tokenizer, messages, |content| {
             content.chars().map(|c| if c.is_whitespace() { c } else { INERT }).collect()
         })?;
@@ -113,14 +126,14 @@ impl ChatTemplate {
             return Err(ChatTemplateError::Nothing);
         }
 
-        let mut tokens = Vec::with_capacity(text.len() / 3 + 1);
+        let mut tokens = Vec::with_capacity((text.len() / 3 + 1).min(tokens_max.saturating_add(2)));
         let mut from = 0;
         for (token, start, end) in tokenizer.control_matches(&text) {
-            tokenizer.append(&text[from..start].replace(mark, ""), from == 0, false, &mut tokens)?;
+            tokenizer.append(&text[from..start].replace(mark, ""), from == 0, false, tokens_max, &mut tokens)?;
             tokens.push(token);
             from = end;
         }
-        tokenizer.append(&text[from..].replace(mark, ""), from == 0, false, &mut tokens)?;
+        tokenizer.append(&text[from..].replace(mark, ""), from == 0, false, tokens_max, &mut tokens)?;
         if let (true, Some(bos)) = (tokenizer.adds_bos(), tokenizer.bos())
             && tokens.first() != Some(&bos)
         {
@@ -150,7 +163,8 @@ impl ChatTemplate {
             String::from_utf8_lossy(bytes).into_owned()
         };
         let (bos, eos) = (text_of(tokenizer.bos()), text_of(tokenizer.eos()));
-        Ok(self.renderer.render(&Conversation { messages: &messages, bos: &bos, eos: &eos })?)
+        let text = self.renderer.render(&Conversation { messages: &messages, bos: &bos, eos: &eos })?;
+        if text.len() > RENDERING_BYTES_MAX { Err(RenderError::TooMuchWork.into()) } else { Ok(text) }
     }
 }
 

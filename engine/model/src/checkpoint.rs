@@ -120,7 +120,23 @@ impl Checkpoint {
         }
     }
 
-    /// All tensors' names. One that has no name in GGUF files has the one that its own file gives it.
+    /// A tensor that has no name in GGUF files, by the name that its own file gives it. No engine computes with it.
+    pub(crate) fn unknown_tensor(&self) -> Option<&str> {
+        match &self.content {
+            Content::Gguf(_) => None,
+            Content::HuggingFace(folder) => folder.unknown_tensor(),
+        }
+    }
+
+    /// All tensors, those without a name in GGUF files, too.
+    pub(crate) fn tensors(&self) -> Box<dyn Iterator<Item = TensorView<'_>> + '_> {
+        match &self.content {
+            Content::Gguf(gguf) => Box::new(gguf.tensor_names().filter_map(|name| gguf.tensor(name))),
+            Content::HuggingFace(folder) => Box::new(folder.tensors()),
+        }
+    }
+
+    /// The names of all tensors that have one in GGUF files.
     pub fn tensor_names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
         match &self.content {
             Content::Gguf(gguf) => Box::new(gguf.tensor_names()),

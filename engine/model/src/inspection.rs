@@ -13,9 +13,13 @@ use crate::config::ModelConfig;
 use crate::fingerprint;
 use crate::gguf::{Gguf, Value};
 use crate::model::{ChatUnavailable, LoadOptions, Parts, check_chat, model_name};
+use crate::printable::{PRINTABLE_BYTES_MAX, printable};
 use crate::tensor_kind::TensorKind;
 
-/// A model's facts. Texts are shown as the file has them, control characters replaced.
+/// Longest reason that is shown, bytes: words of the file among our own.
+const REFUSAL_BYTES_MAX: usize = 1_024;
+
+/// A model's facts. Texts are shown as the file has them, control characters replaced and long ones cut.
 #[derive(Debug, Serialize)]
 pub struct Inspection {
     /// The name under which the model would be served.
@@ -96,8 +100,8 @@ pub fn inspect(path: &Path, options: &LoadOptions) -> Result<Inspection, OpenChe
         |parts: &Parts| hex::encode(Sha256::digest(fingerprint::description(digest, parts, KvKind::default())));
     Ok(Inspection {
         name: model_name(&checkpoint, path),
-        architecture: checkpoint.architecture().map(printable),
-        licence: metadata("general.license").and_then(Value::as_str).map(printable),
+        architecture: checkpoint.architecture().map(shown),
+        licence: metadata("general.license").and_then(Value::as_str).map(shown),
         bytes: checkpoint.bytes(),
         sha256: hex::encode(digest),
         gguf_version: checkpoint.gguf().map(Gguf::version),
@@ -106,7 +110,7 @@ pub fn inspect(path: &Path, options: &LoadOptions) -> Result<Inspection, OpenChe
         config: checkpoint.config().ok(),
         tokenizer: tokenizer.map(|tokenizer| TokenizerFacts {
             kind: tokenizer.kind(),
-            pre: printable(tokenizer.pre()),
+            pre: shown(tokenizer.pre()),
             tokens: tokenizer.vocab(),
             bos: tokenizer.bos(),
             eos: tokenizer.eos(),
@@ -116,25 +120,25 @@ pub fn inspect(path: &Path, options: &LoadOptions) -> Result<Inspection, OpenChe
         chat_template: checkpoint.has_chat_template(),
         chat_refused: parts.as_ref().map(chat_refused).unwrap_or_default(),
         fingerprint: parts.as_ref().ok().map(fingerprint),
-        refusal: parts.err().map(|error| printable(&error.to_string())),
+        refusal: parts.err().map(|error| printable(&error.to_string(), REFUSAL_BYTES_MAX)),
     })
 }
 
 fn chat_refused(parts: &Parts) -> Vec<String> {
-    match check_chat(parts.chat_template.as_ref(), &parts.tokenizer) {
-        Ok(refused) => refused.iter().map(|refused| printable(&refused.to_string())).collect(),
+    match check_chat(parts.chat_template.as_ref(), &parts.tokenizer, parts.config.context_length) {
+        Ok(refused) => refused.iter().map(|refused| printable(&refused.to_string(), REFUSAL_BYTES_MAX)).collect(),
         Err(ChatUnavailable::NoTemplate) => Vec::new(),
-        Err(ChatUnavailable::Template(reason)) => vec![printable(&format!("everything: {reason}"))],
+        Err(ChatUnavailable::Template(reason)) => vec![printable(&format!("everything: {reason}"), REFUSAL_BYTES_MAX)],
     }
 }
 
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+fn shown(text: &str) -> String {
+    printable(text, PRINTABLE_BYTES_MAX)
 }
 
 fn shares(checkpoint: &Checkpoint) -> Vec<TensorShare> {
     let mut by_kind: BTreeMap<TensorKind, TensorShare> = BTreeMap::new();
-    for tensor in checkpoint.tensor_names().filter_map(|name| checkpoint.tensor(name)) {
+    for tensor in checkpoint.tensors() {
         let none = || TensorShare { kind: tensor.kind.to_string(), tensors: 0, weights: 0, bytes: 0 };
         let share = by_kind.entry(tensor.kind).or_insert_with(none);
         share.tensors += 1;
@@ -266,5 +270,18 @@ mod tests {
         assert!(refusal.contains("architecture `rwkv\u{fffd}[31m` is not supported"), "{refusal}");
         assert!(inspection.config.is_none() && inspection.tokenizer.is_none() && !inspection.chat_template);
         assert!(!inspection.to_string().contains('\u{1b}'));
+    }
+
+    #[test]
+    fn long_texts_of_a_file_are_cut() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("other.gguf");
+        let long = "L".repeat(60_000);
+        let keys = ["general.architecture", "general.license", "tokenizer.ggml.model", "tokenizer.chat_template"];
+        let file = keys.into_iter().fold(File::default(), |file, key| file.key(key, scalar(&long)));
+        std::fs::write(&path, file.bytes()).unwrap();
+        let inspection = inspect(&path, &LoadOptions::new(1)).unwrap();
+        let (shown, json) = (inspection.to_string(), serde_json::to_string(&inspection).unwrap());
+        assert!(shown.len() < 3_000 && json.len() < 3_000, "{} and {} bytes", shown.len(), json.len());
     }
 }

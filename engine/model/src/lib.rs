@@ -13,6 +13,7 @@ mod inspection;
 mod model;
 mod numerics;
 mod packed_weights;
+mod printable;
 mod tensor_kind;
 #[cfg(test)]
 mod test_model;
@@ -22,7 +23,7 @@ mod weights_cache;
 
 pub use chat_template::{
     ChatMessage, ChatTemplate, ChatTemplateError, CompileChat, Conversation, InProcess, LoadTemplateError,
-    MESSAGES_MAX, RenderChat, RenderError,
+    MESSAGES_MAX, RENDERING_BYTES_MAX, RenderChat, RenderError,
 };
 pub use checkpoint::{Checkpoint, OpenCheckpointError, OpenFolderError, ReadTemplateError, SafetensorsError};
 pub use config::{Activation, BlockConfig, ConfigError, LayerRope, ModelConfig, RopeConfig, RopePairs, RopeScaling};
@@ -31,6 +32,7 @@ pub use forward::{Forward, ForwardError};
 pub use gguf::{Array, Gguf, GgufError, TensorView, Value};
 pub use inspection::{Inspection, TensorShare, TokenizerFacts, inspect};
 pub use model::{CacheUse, ChatUnavailable, LoadModelError, LoadOptions, Loaded, Model, RefusedConversation};
+pub use printable::{PRINTABLE_BYTES_MAX, printable};
 pub use tensor_kind::TensorKind;
 pub use tokenizer::{LoadTokenizerError, TEXT_BYTES_MAX, TokenizeError, Tokenizer};
 pub use weights::LoadWeightsError;

@@ -237,7 +237,7 @@ impl Model {
     /// # Errors
     /// [`ChatUnavailable`] when it takes none.
     pub fn check_chat(&self) -> Result<Vec<RefusedConversation>, ChatUnavailable> {
-        check_chat(self.chat_template(), self.tokenizer())
+        check_chat(self.chat_template(), self.tokenizer(), self.config().context_length)
     }
 
     /// Which kernels compute with the weights, such as `avx512-vnni`, `avx2` or `scalar`.
@@ -263,13 +263,14 @@ const CONVERSATIONS: [(&str, &[&str]); 4] = [
 pub(crate) fn check_chat(
     template: Option<&ChatTemplate>,
     tokenizer: &Tokenizer,
+    tokens_max: usize,
 ) -> Result<Vec<RefusedConversation>, ChatUnavailable> {
     let template = template.ok_or(ChatUnavailable::NoTemplate)?;
     let mut refused = Vec::new();
     for (kind, roles) in CONVERSATIONS {
         let message = |role: &&str| ChatMessage { role: (*role).to_owned(), content: "Hello".to_owned() };
         let messages: Vec<ChatMessage> = roles.iter().map(message).collect();
-        if let Err(reason) = template.tokens(tokenizer, &messages) {
+        if let Err(reason) = template.tokens(tokenizer, &messages, tokens_max) {
             refused.push(RefusedConversation { kind, reason });
         }
     }
@@ -390,8 +391,8 @@ mod tests {
     #[test]
     fn whether_a_model_takes_conversations_is_known_at_the_start() {
         let tokenizer = Tokenizer::from_gguf(&Gguf::open(&test_model::path()).unwrap()).unwrap();
-        let check = |source| check_chat(Some(&ChatTemplate::new(source, &InProcess).unwrap()), &tokenizer);
-        assert_eq!(check_chat(None, &tokenizer), Err(ChatUnavailable::NoTemplate));
+        let check = |source| check_chat(Some(&ChatTemplate::new(source, &InProcess).unwrap()), &tokenizer, 8_192);
+        assert_eq!(check_chat(None, &tokenizer, 8_192), Err(ChatUnavailable::NoTemplate));
         assert_eq!(check("{{ messages[0].content }}"), Ok(vec![]));
         let error = check("{{ raise_exception('only tools') }}").unwrap_err().to_string();
         let simplest = "the model's chat template does not take the simplest conversation: ";
@@ -407,7 +408,8 @@ mod tests {
         let tokenizer = Tokenizer::from_gguf(&Gguf::open(&test_model::path()).unwrap()).unwrap();
         let kinds = |condition| {
             let source = format!("{{% if {condition} %}}{{{{ raise_exception('no') }}}}{{% endif %}}x");
-            let refused = check_chat(Some(&ChatTemplate::new(&source, &InProcess).unwrap()), &tokenizer).unwrap();
+            let refused =
+                check_chat(Some(&ChatTemplate::new(&source, &InProcess).unwrap()), &tokenizer, 8_192).unwrap();
             refused.into_iter().map(|refused| refused.kind).collect::<Vec<_>>()
         };
         assert_eq!(kinds("messages[0].role == 'system'"), ["a system message and a user's"]);

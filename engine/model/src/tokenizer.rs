@@ -7,12 +7,14 @@
 //! tokens in every text, so it is not used here.
 
 mod algorithm;
+mod bounded_json;
 mod byte_level;
 mod gguf;
 mod json;
 mod merges;
 mod sentence_piece;
 mod split;
+mod token_floor;
 mod vocabulary;
 
 use std::collections::HashMap;
@@ -23,10 +25,13 @@ use sha2::{Digest, Sha256};
 use crate::chat_template::INERT;
 use crate::config::ConfigError;
 use crate::gguf::Gguf;
-use algorithm::{Algorithm, Memory};
+use algorithm::{Algorithm, Limit, Memory};
 pub(crate) use json::Settings;
 use merges::NONE;
-use vocabulary::{SPECIAL_BYTES_MAX, SPECIAL_TOKENS_MAX, TokenType, Vocabulary};
+use token_floor::TokenFloor;
+use vocabulary::{
+    SPECIAL_BYTES_MAX, SPECIAL_BYTES_SUM_MAX, SPECIAL_TOKENS_MAX, TOKEN_BYTES_MAX, TokenType, Vocabulary,
+};
 
 /// Longest text, bytes: positions are 32 bits wide, and no context holds a tenth of this.
 pub const TEXT_BYTES_MAX: usize = 64 << 20;
@@ -122,6 +127,20 @@ pub enum LoadTokenizerError {
         /// Control and added tokens.
         tokens: usize,
     },
+    /// A token that is longer than any real one: a few of them would be an answer that nothing holds.
+    #[error("token {token} has {bytes} bytes, at most {TOKEN_BYTES_MAX} are accepted")]
+    LongToken {
+        /// The token.
+        token: usize,
+        /// Of its text.
+        bytes: usize,
+    },
+    /// What finds control and added tokens would take more memory than the rest of the vocabulary.
+    #[error("control and added tokens have {bytes} bytes together, at most {SPECIAL_BYTES_SUM_MAX} are accepted")]
+    SpecialSum {
+        /// Of all their texts.
+        bytes: usize,
+    },
     /// Without a text, such a token cannot be kept out of answers and prompts.
     #[error("token {token} is a control or added token and has no text")]
     NoText {
@@ -172,6 +191,14 @@ pub enum TokenizeError {
         /// [`TEXT_BYTES_MAX`].
         bytes_max: usize,
     },
+    /// More tokens than are wanted. The rest of the work is not done.
+    #[error("the text has {tokens} tokens or more, at most {tokens_max} are accepted")]
+    TooMany {
+        /// At least.
+        tokens: usize,
+        /// As asked for.
+        tokens_max: usize,
+    },
 }
 
 /// The tokens around a text.
@@ -187,6 +214,7 @@ struct Frame {
 pub struct Tokenizer {
     pre: String,
     algorithm: Algorithm,
+    floor: TokenFloor,
     special: HashMap<String, u32>,
     /// Finds control and added tokens, the longest first.
     find_special: Option<Regex>,
@@ -224,12 +252,14 @@ impl Tokenizer {
         algorithm: Algorithm,
         mut frame: Frame,
     ) -> Result<Self, LoadTokenizerError> {
+        let floor = TokenFloor::new(&vocabulary);
         let is_control = |token: &u32| vocabulary.types.get(*token as usize) == Some(&TokenType::Control);
         frame.ends.extend(END_TEXTS.iter().filter_map(|text| vocabulary.special.get(*text)));
         frame.ends.retain(is_control);
         Ok(Self {
             pre: pre.to_owned(),
             algorithm,
+            floor,
             find_special: vocabulary.finder(|_| true)?,
             find_added: vocabulary.finder(|kind| kind == TokenType::Added)?,
             find_control: vocabulary.finder(|kind| kind == TokenType::Control)?,
@@ -252,34 +282,47 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizeError::TooLarge`] above [`TEXT_BYTES_MAX`].
     pub fn encode(&self, text: &str, allow_special: bool) -> Result<Vec<u32>, TokenizeError> {
-        let mut out = Vec::with_capacity(text.len() / 4 + 1);
-        self.append(text, true, allow_special, &mut out)?;
+        self.encode_within(text, allow_special, usize::MAX)
+    }
+
+    /// As [`Tokenizer::encode`], and gives up once more than `tokens_max` tokens are certain: in most texts before the
+    /// first of them is made.
+    ///
+    /// # Errors
+    /// [`TokenizeError`].
+    pub fn encode_within(&self, text: &str, allow_special: bool, tokens_max: usize) -> Result<Vec<u32>, TokenizeError> {
+        let mut out = Vec::with_capacity((text.len() / 4 + 1).min(tokens_max.saturating_add(1)));
+        self.append(text, true, allow_special, tokens_max, &mut out)?;
         Ok(out)
     }
 
-    /// As [`Tokenizer::encode`], behind the tokens of `out`; `begins` where the text is the beginning of a whole one.
+    /// As [`Tokenizer::encode_within`], behind the tokens of `out`, which count; `begins` where the text is the beginning
+    /// of a whole one.
     pub(crate) fn append(
         &self,
         text: &str,
         begins: bool,
         allow_special: bool,
+        tokens_max: usize,
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizeError> {
         if text.len() > TEXT_BYTES_MAX {
             return Err(TokenizeError::TooLarge { bytes: text.len(), bytes_max: TEXT_BYTES_MAX });
         }
         let find = if allow_special { &self.find_special } else { &self.find_added };
+        let limit = Limit { floor: &self.floor, tokens_max };
         let mut memory = Memory::default();
         let mut from = 0;
         if let Some(find) = find {
             for found in find.find_iter(text) {
-                self.algorithm.encode(&text[from..found.start()], begins && from == 0, &mut memory, out);
+                self.algorithm.encode(&text[from..found.start()], begins && from == 0, limit, &mut memory, out)?;
                 out.extend(self.special.get(found.as_str()));
                 from = found.end();
             }
         }
-        self.algorithm.encode(&text[from..], begins && from == 0, &mut memory, out);
-        Ok(())
+        self.algorithm.encode(&text[from..], begins && from == 0, limit, &mut memory, out)?;
+        // What was found by its text has not been counted yet.
+        limit.check(out.len())
     }
 
     /// Control tokens that stand in `text` by their text, in order, and where: byte offsets of start and end.

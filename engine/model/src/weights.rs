@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 
+use engine_kernels::elementary::ANGLE_MAX;
 use engine_kernels::{HEAD_DIM_MAX, KernelFamily, Matrix, MatrixKind, MatrixSource, PackError};
 use half::{bf16, f16};
 
@@ -67,6 +68,18 @@ pub enum LoadWeightsError {
         /// Its name.
         tensor: String,
     },
+    /// A divisor of the rotary frequencies that no model has, and with which a far position's angle could not be computed.
+    #[error("tensor `{tensor}` divides a frequency by {factor}, which is outside {factor_min:e} to {factor_max:e}")]
+    RopeFactor {
+        /// Its name.
+        tensor: &'static str,
+        /// As in the file.
+        factor: f32,
+        /// With it, the last position of the context turns by the largest angle that can be computed.
+        factor_min: f64,
+        /// [`ROPE_FACTOR_MAX`].
+        factor_max: f64,
+    },
     /// The matrices could not be repacked.
     #[error("the weights could not be repacked: {0}")]
     Pack(PackError),
@@ -117,6 +130,8 @@ pub(crate) const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT_NORM: &str = "output_norm.weight";
 const HEAD: &str = "output.weight";
 const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// Known models divide by up to 64.
+const ROPE_FACTOR_MAX: f64 = 1e6;
 /// What the digest of the weights is for, as BLAKE3's key derivation wants it: unique, and never changed.
 const DIGEST_CONTEXT: &str = "bulkhead 2026-11-30 weights as they are computed with";
 
@@ -140,6 +155,9 @@ impl Weights {
         config: &ModelConfig,
         packer: &Packer<'_>,
     ) -> Result<Self, LoadWeightsError> {
+        if let Some(tensor) = checkpoint.unknown_tensor() {
+            return Err(LoadWeightsError::Unknown { tensor: tensor.to_owned() });
+        }
         Self::load_named(checkpoint.tensor_names(), |name| checkpoint.tensor(name), config, packer)
     }
 
@@ -211,7 +229,7 @@ impl Weights {
         }
         let output_norm = tensors.norm(OUTPUT_NORM, width)?;
         let rope_factors = match tensors.has(ROPE_FACTORS) {
-            true => tensors.floats(ROPE_FACTORS, config.rope_dims / 2)?,
+            true => check_rope_factors(tensors.floats(ROPE_FACTORS, config.rope_dims / 2)?, config.context_length)?,
             false => Vec::new(),
         };
 
@@ -259,6 +277,19 @@ impl Weights {
     /// The family of kernels that this machine computes with.
     pub(crate) fn kernels(&self) -> &'static str {
         KernelFamily::detect().name()
+    }
+}
+
+/// Frequencies are at most 1 before they are divided, see [`crate::config::ROPE_BASE`].
+fn check_rope_factors(factors: Vec<f32>, context_length: usize) -> Result<Vec<f32>, LoadWeightsError> {
+    let factor_min = context_length.saturating_sub(1) as f64 / ANGLE_MAX;
+    let range = factor_min..=ROPE_FACTOR_MAX;
+    match factors.iter().find(|factor| !range.contains(&f64::from(**factor)) || **factor <= 0.0) {
+        None => Ok(factors),
+        Some(&factor) => {
+            let (tensor, factor_max) = (ROPE_FACTORS, ROPE_FACTOR_MAX);
+            Err(LoadWeightsError::RopeFactor { tensor, factor, factor_min, factor_max })
+        }
     }
 }
 

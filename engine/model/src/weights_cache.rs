@@ -181,7 +181,9 @@ impl CacheLookup<'_> {
             match open(&entry.path()) {
                 Ok((_, head)) if head.hint != self.hint => {}
                 Ok((_, head)) if self.model.is_some_and(|model| model != head.model) => {
-                    reason = reason.or(Some(UnusableCache::Model));
+                    // Another model's, in its own place: nothing is wrong with it.
+                    let is_in_place = entry.file_name().to_str() == Some(&file_name(head.model));
+                    reason = reason.or((!is_in_place).then_some(UnusableCache::Model));
                 }
                 Ok((file, head)) => match restore(&file, &head, packing, shapes, threads) {
                     Ok(weights) => return Ok(Some(weights)),

@@ -100,7 +100,7 @@ impl Default for EngineConfig {
 pub struct EngineBounds {
     /// [`EngineConfig::threads`]; also of everything else that takes a number of compute threads.
     pub threads: usize,
-    /// [`EngineConfig::pages`]: as many as positions of 32 bits number.
+    /// [`EngineConfig::pages`]: 64 million tokens. Each takes some hundred bytes beside K and V, whether it is used or not.
     pub pages: usize,
     /// [`EngineConfig::sequences_max`].
     pub sequences_max: usize,
@@ -133,6 +133,18 @@ pub enum StartEngineError {
         /// The model's.
         context_length: usize,
     },
+    /// A pool that could never be used to the end: requests would take the machine's last memory first.
+    #[error(
+        "engine setting `pages` is {pages}: K and V of {pages} pages need {bytes} bytes, the machine has {memory_bytes}"
+    )]
+    PoolTooLarge {
+        /// As given.
+        pages: usize,
+        /// Of all pages, with what is kept about them.
+        bytes: u64,
+        /// All memory of the machine.
+        memory_bytes: u64,
+    },
     /// The KV store could not be made.
     #[error("the KV store could not be made")]
     Store(#[from] engine_kernels::KvStoreError),
@@ -151,7 +163,7 @@ impl EngineConfig {
     /// What an engine does not start beyond.
     pub const LARGEST: EngineBounds = EngineBounds {
         threads: 256,
-        pages: u32::MAX as usize / PAGE_TOKENS,
+        pages: (64 << 20) / PAGE_TOKENS,
         sequences_max: 4_096,
         queue_max: 1 << 20,
         prefill_chunk_tokens: 4_096,
@@ -184,10 +196,31 @@ impl EngineConfig {
         [self.threads.saturating_sub(decode).max(1), decode]
     }
 
+    /// `page_bytes` are those of K and V; `memory_bytes` is the machine's memory, where that is known.
+    pub(crate) fn check_memory(&self, page_bytes: usize, memory_bytes: Option<u64>) -> Result<(), StartEngineError> {
+        let Some(memory_bytes) = memory_bytes else { return Ok(()) };
+        let pages = self.pages;
+        // Groups that copy have a store each.
+        let stores = if self.split.resolved() == Split::Copy { 2 } else { 1 };
+        let page_bytes = (page_bytes as u64).saturating_add(PAGE_RECORD_BYTES);
+        let bytes = (pages as u64).saturating_mul(page_bytes).saturating_mul(stores);
+        if bytes > memory_bytes { Err(StartEngineError::PoolTooLarge { pages, bytes, memory_bytes }) } else { Ok(()) }
+    }
+
     /// Tokens that one forward pass may take: a prefill chunk, or one token of every sequence.
     pub(crate) fn step_tokens_max(&self) -> usize {
         self.prefill_chunk_tokens.max(self.sequences_max)
     }
+}
+
+/// What is kept about a page beside its K and V: its record in the ledger, in the view of the custody log, its tag.
+const PAGE_RECORD_BYTES: u64 = 192;
+
+/// All memory of this machine, where the system tells.
+pub(crate) fn machine_memory_bytes() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]
@@ -198,7 +231,7 @@ mod tests {
     fn a_size_of_zero_is_named() {
         assert!(EngineConfig::default().check(8).is_ok());
         let error = EngineConfig { pages: 0, ..EngineConfig::default() }.check(8).unwrap_err();
-        assert_eq!(error.to_string(), "engine setting `pages` is 0, it must be between 1 and 268435455");
+        assert_eq!(error.to_string(), "engine setting `pages` is 0, it must be between 1 and 4194304");
         assert!(EngineConfig { threads: 5000, ..EngineConfig::default() }.check(8).is_err());
         let error = EngineConfig { context_tokens_max: Some(0), ..EngineConfig::default() }.check(8).unwrap_err();
         assert_eq!(error.to_string(), "engine setting `context_tokens_max` is 0, it must be between 1 and 8");
@@ -226,6 +259,25 @@ mod tests {
             assert_ne!(split.resolved(), Split::Auto);
         }
         assert_eq!(Split::parse("both"), None);
+    }
+
+    #[test]
+    fn a_pool_that_the_machine_cannot_hold_is_refused_with_numbers() {
+        let config = EngineConfig { pages: 1 << 22, ..EngineConfig::default() };
+        assert!(config.check(8).is_ok());
+        let error = config.check_memory(368_640, Some(24 << 30)).unwrap_err().to_string();
+        let wanted = "engine setting `pages` is 4194304: K and V of 4194304 pages need 1546993532928 bytes, the machine \
+                      has 25769803776";
+        assert_eq!(error, wanted);
+        assert!(EngineConfig { pages: 4_096, ..config }.check_memory(368_640, Some(24 << 30)).is_ok());
+        assert!(config.check_memory(usize::MAX, Some(u64::MAX - 1)).is_err(), "no overflow");
+        assert!(config.check_memory(368_640, None).is_ok());
+        let copying = EngineConfig { split: Split::Copy, pages: 40_000, ..config };
+        assert!(copying.check_memory(368_640, Some(24 << 30)).is_err());
+        assert!(EngineConfig { split: Split::Off, ..copying }.check_memory(368_640, Some(24 << 30)).is_ok());
+        assert!(machine_memory_bytes().is_some_and(|bytes| bytes > 100 << 20));
+        let error = EngineConfig { pages: (1 << 22) + 1, ..config }.check(8).unwrap_err().to_string();
+        assert_eq!(error, "engine setting `pages` is 4194305, it must be between 1 and 4194304");
     }
 
     #[test]

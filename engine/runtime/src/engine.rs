@@ -1,7 +1,7 @@
 //! The handle that the gateway holds.
 
 use crate::compute::CpuCompute;
-use crate::config::{EngineConfig, Split, StartEngineError};
+use crate::config::{EngineConfig, Split, StartEngineError, machine_memory_bytes};
 use crate::inbox::{Inbox, Refused};
 use crate::machine::{Machine, Pages};
 use crate::running::{Outlet, Running};
@@ -165,6 +165,8 @@ impl Engine {
             head_dim: model.config().head_dim,
             pages: config.pages,
         };
+        // Before anything is made for each page.
+        config.check_memory(KvStore::page_bytes_of(shape, config.kv)?, machine_memory_bytes())?;
         let machine = |threads, first| {
             let store = KvStore::with_kind(shape, config.kv)?;
             let compute = CpuCompute::new(&model, store, threads, config.step_tokens_max());
@@ -282,11 +284,11 @@ impl Engine {
         let tokens = match prompt {
             PromptInput::Chat(messages) => {
                 let template = self.0.model.chat_template().ok_or(TokenizeError::NoChatTemplate)?;
-                template.tokens(tokenizer, messages)?
+                template.tokens(tokenizer, messages, tokens_max)?
             }
             PromptInput::Text(text) => {
                 let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-                bos.into_iter().chain(tokenizer.encode(text, false)?).collect()
+                bos.into_iter().chain(tokenizer.encode_within(text, false, tokens_max)?).collect()
             }
             PromptInput::Tokens(tokens) => {
                 let vocab = tokenizer.vocab();

@@ -87,7 +87,7 @@ pub enum TokenizeError {
     NoChatTemplate,
     /// The template refused the messages or failed.
     #[error("the chat template could not be applied")]
-    Template(#[from] ChatTemplateError),
+    Template(#[source] ChatTemplateError),
     /// A token id beyond the vocabulary.
     #[error("a token id is not in the vocabulary of {vocab}")]
     UnknownToken {
@@ -96,5 +96,23 @@ pub enum TokenizeError {
     },
     /// The tokenizer failed.
     #[error("the prompt could not be tokenized")]
-    Tokenizer(#[from] engine_model::TokenizeError),
+    Tokenizer(#[source] engine_model::TokenizeError),
+}
+
+impl From<engine_model::TokenizeError> for TokenizeError {
+    fn from(error: engine_model::TokenizeError) -> Self {
+        match error {
+            engine_model::TokenizeError::TooMany { tokens, tokens_max } => Self::TooLong { tokens, tokens_max },
+            engine_model::TokenizeError::TooLarge { .. } => Self::Tokenizer(error),
+        }
+    }
+}
+
+impl From<ChatTemplateError> for TokenizeError {
+    fn from(error: ChatTemplateError) -> Self {
+        match error {
+            ChatTemplateError::Tokenize(error) => error.into(),
+            error => Self::Template(error),
+        }
+    }
 }

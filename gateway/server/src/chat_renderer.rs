@@ -4,7 +4,8 @@
 //! deep its values nest, how long comparing them takes, how deep its parser descends), and what goes wrong there ends
 //! the whole process. So it runs in one that may be lost: this program, started again as `render-chat`, without
 //! environment, files or network, with little memory and little time. One that takes too long, dies or answers nonsense
-//! is ended and replaced; the request that it worked for is refused, and no other one notices.
+//! is ended and replaced; the request that it worked for is refused, and no other one notices. One that was held up, or
+//! ended from outside, is no fault of the conversation: another process gets it, and then the refusal says so.
 
 mod child;
 mod frame;
@@ -14,7 +15,7 @@ pub use child::render_chat;
 
 use engine_model::{CompileChat, Conversation, LoadTemplateError, RenderChat, RenderError};
 use frame::Answer;
-use process::Process;
+use process::{Lost, Process};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,8 @@ const KEPT_BYTES_MAX: usize = 8 << 20;
 /// One compilation or rendering. It is for a process that is not given the processor, for one that uses it is ended
 /// by its own limit before: see `child`.
 const ANSWER_LIMIT: Duration = Duration::from_secs(4);
+/// Processes that one conversation may be lost with, when it is none of its own doing.
+const TRIES: usize = 2;
 
 /// Compiles templates in processes of their own, which it starts when they are needed.
 pub struct RenderProcesses {
@@ -98,7 +101,9 @@ impl Pool {
         match answer {
             Ok(Answer::Compiled) => Ok(process),
             Ok(Answer::Mistake { line, kind }) => Err(LoadTemplateError::Mistake { line, kind }),
-            Ok(Answer::Text(_) | Answer::Refused(_)) | Err(_) => Err(LoadTemplateError::TooMuchWork),
+            Err(Lost::TooMuchWork) => Err(LoadTemplateError::TooMuchWork),
+            Ok(Answer::Text(_) | Answer::Refused(_)) => Err(io::Error::other(Lost::Nonsense).into()),
+            Err(lost) => Err(io::Error::other(lost).into()),
         }
     }
 
@@ -129,23 +134,33 @@ impl Pool {
 impl RenderChat for Pool {
     fn render(&self, conversation: &Conversation<'_>) -> Result<String, RenderError> {
         let Some(request) = frame::conversation(conversation) else { return Err(RenderError::TooMuchWork) };
-        let mut process = self.take().map_err(|error| {
+        let unavailable = |error: LoadTemplateError| {
             tracing::error!(%error, "no process for chat templates");
             RenderError::Unavailable
-        })?;
-        match process.ask(&request, self.answer_limit) {
-            Ok(answer @ (Answer::Text(_) | Answer::Refused(_))) => {
-                let result = answer.into_rendering();
-                if request.len() + result.as_ref().map_or(0, String::len) <= KEPT_BYTES_MAX {
-                    self.keep(process);
+        };
+        let mut process = self.take().map_err(unavailable)?;
+        for tries_left in (0..TRIES).rev() {
+            let lost = match process.ask(&request, self.answer_limit) {
+                Ok(answer @ (Answer::Text(_) | Answer::Refused(_))) => {
+                    let result = answer.into_rendering();
+                    if request.len() + result.as_ref().map_or(0, String::len) <= KEPT_BYTES_MAX {
+                        self.keep(process);
+                    }
+                    return result;
                 }
-                result
-            }
-            Ok(Answer::Compiled | Answer::Mistake { .. }) | Err(_) => {
+                Ok(Answer::Compiled | Answer::Mistake { .. }) => Lost::Nonsense,
+                Err(lost) => lost,
+            };
+            if lost == Lost::TooMuchWork {
                 tracing::warn!("a chat template took too much work: its process was ended");
-                Err(RenderError::TooMuchWork)
+                return Err(RenderError::TooMuchWork);
+            }
+            tracing::warn!(%lost, tries_left, "a process for chat templates is of no more use");
+            if tries_left > 0 {
+                process = self.start().map_err(unavailable)?;
             }
         }
+        Err(RenderError::Unavailable)
     }
 }
 

@@ -12,6 +12,7 @@ use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, context};
 
 use super::{ChatMessage, calendar};
+use crate::printable::{PRINTABLE_BYTES_MAX, printable};
 
 /// Instructions of one rendering, and 64-byte units of what it makes: 256 MB and well under a second.
 const FUEL: u64 = 4_000_000;
@@ -73,7 +74,7 @@ pub enum RenderError {
     /// The template refused the conversation. The reason is given when it stands in the template word by word.
     #[error("the model's chat template refuses the conversation{}", reason.as_ref().map(|r| format!(": {r}")).unwrap_or_default())]
     Raised {
-        /// The template's own words.
+        /// The template's own words, see [`printable`].
         reason: Option<String>,
     },
     /// The template asks for more time, memory or stack than a rendering may take.
@@ -151,7 +152,8 @@ impl Compiled {
         let raised = std::iter::successors(std::error::Error::source(error), |error| error.source())
             .find_map(|error| error.downcast_ref::<Raised>());
         if let Some(Raised(reason)) = raised {
-            let reason = (!reason.is_empty() && self.source.contains(reason.as_str())).then(|| reason.clone());
+            let is_told = !reason.is_empty() && self.source.contains(reason.as_str());
+            let reason = is_told.then(|| printable(reason, PRINTABLE_BYTES_MAX));
             return RenderError::Raised { reason };
         }
         match error.kind() {

@@ -105,6 +105,8 @@ pub(super) struct HuggingFace {
     shards: BTreeMap<String, MappedFile>,
     /// By their names in GGUF files.
     tensors: HashMap<String, (String, Place)>,
+    /// Those that have no name there, by their own: whatever it is, nobody finds them in `tensors`.
+    unknown: BTreeMap<String, (String, Place)>,
 }
 
 #[derive(Deserialize)]
@@ -135,8 +137,8 @@ impl HuggingFace {
             false => Some(json(&files, INDEX)?.ok_or(OpenFolderError::NoWeights)?),
         };
         let name = cached_name(folder);
-        let (shards, tensors) = (BTreeMap::new(), HashMap::new());
-        let unmapped = Self { name, config, generation, tokenizer_config, files, shards, tensors };
+        let (shards, tensors, unknown) = (BTreeMap::new(), HashMap::new(), BTreeMap::new());
+        let unmapped = Self { name, config, generation, tokenizer_config, files, shards, tensors, unknown };
         let mut folder = unmapped.map(folder, index)?;
         if folder.config().is_ok_and(|config| config.is_tied) {
             // Some files have the matrix of the embeddings twice.
@@ -176,8 +178,12 @@ impl HuggingFace {
                 if tensor.ends_with(".rotary_emb.inv_freq") {
                     continue;
                 }
-                let ours = gguf_name(&tensor, renames_post_norm).unwrap_or_else(|| tensor.clone());
-                if self.tensors.insert(ours, (name.to_owned(), place)).is_some() {
+                let place = (name.to_owned(), place);
+                let before = match gguf_name(&tensor, renames_post_norm) {
+                    Some(ours) => self.tensors.insert(ours, place),
+                    None => self.unknown.insert(tensor.clone(), place),
+                };
+                if before.is_some() {
                     return Err(OpenFolderError::Index { tensor });
                 }
             }
@@ -187,8 +193,11 @@ impl HuggingFace {
             && weight_map.len() != found
         {
             let is_missing = |(tensor, _): &(String, String)| {
-                let ours = gguf_name(tensor, renames_post_norm);
-                !self.tensors.contains_key(ours.as_ref().unwrap_or(tensor)) && !tensor.ends_with(".inv_freq")
+                let is_there = match gguf_name(tensor, renames_post_norm) {
+                    Some(ours) => self.tensors.contains_key(&ours),
+                    None => self.unknown.contains_key(tensor) || tensor.ends_with(".inv_freq"),
+                };
+                !is_there
             };
             let missing = weight_map.into_iter().find(is_missing);
             return Err(OpenFolderError::Index { tensor: missing.map_or_else(String::new, |(tensor, _)| tensor) });
@@ -242,9 +251,20 @@ impl HuggingFace {
     }
 
     pub(super) fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        let (shard, Place { shape, kind, bytes }) = self.tensors.get(name)?;
-        let bytes = self.shards.get(shard)?.bytes().get(bytes.clone())?;
-        Some(TensorView { shape, kind: *kind, bytes })
+        self.view(self.tensors.get(name)?)
+    }
+
+    fn view<'a>(&'a self, (shard, place): &'a (String, Place)) -> Option<TensorView<'a>> {
+        let bytes = self.shards.get(shard)?.bytes().get(place.bytes.clone())?;
+        Some(TensorView { shape: &place.shape, kind: place.kind, bytes })
+    }
+
+    pub(super) fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
+        self.tensors.values().chain(self.unknown.values()).filter_map(|place| self.view(place))
+    }
+
+    pub(super) fn unknown_tensor(&self) -> Option<&str> {
+        self.unknown.keys().next().map(String::as_str)
     }
 
     pub(super) fn tensor_names(&self) -> impl Iterator<Item = &str> {
@@ -374,7 +394,8 @@ fn gguf_name(name: &str, renames_post_norm: bool) -> Option<String> {
         "mlp.up_proj" => "ffn_up",
         "mlp.down_proj" => "ffn_down",
         "post_attention_layernorm" if renames_post_norm => "post_attention_norm",
-        "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
+        "pre_feedforward_layernorm" if renames_post_norm => "ffn_norm",
+        "post_attention_layernorm" => "ffn_norm",
         "post_feedforward_layernorm" => "post_ffw_norm",
         _ => return None,
     };

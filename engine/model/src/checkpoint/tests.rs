@@ -116,7 +116,7 @@ fn a_folder_gives_what_a_gguf_file_gives() {
     assert!([0, 1, 420].into_iter().all(|token| tokenizer.is_end(token)) && !tokenizer.is_end(2));
     let template = checkpoint.chat_template(&InProcess).unwrap().unwrap();
     let message = crate::ChatMessage { role: "user".to_owned(), content: "<|end|>".to_owned() };
-    let tokens = template.tokens(&tokenizer, &[message]).unwrap();
+    let tokens = template.tokens(&tokenizer, &[message], 8_192).unwrap();
     assert!(tokens.starts_with(&[0]) && tokens.ends_with(&[1]));
     assert_eq!(tokens.iter().filter(|&&token| tokenizer.is_control(token)).count(), 2);
 }
@@ -148,7 +148,7 @@ fn the_template_of_its_own_file_counts_and_of_several_the_default() {
         let checkpoint = folder.open().unwrap();
         let message = crate::ChatMessage { role: "user".to_owned(), content: "x".to_owned() };
         let template = checkpoint.chat_template(&InProcess).unwrap();
-        template.map(|template| template.tokens(&checkpoint.tokenizer().unwrap(), &[message]).unwrap())
+        template.map(|template| template.tokens(&checkpoint.tokenizer().unwrap(), &[message], 8_192).unwrap())
     };
     let list = json!([{"name": "other", "template": "<|end|>"}, {"name": "default", "template": "<|begin|>"}]);
     folder.json("tokenizer_config.json", &json!({"chat_template": list}));
@@ -360,8 +360,15 @@ fn a_folder_is_loaded_and_inspected_as_a_file_is() {
         "model.layers.+0.mlp.up_proj.weight",
         "blk.00.ffn_up.weight",
         "blk.+0.ffn_up.weight",
+        // A name of GGUF files is none here, beside the tensor that it would stand for or alone.
+        "blk.0.ffn_up.weight",
+        "output_norm.weight",
+        "rope_freqs.weight",
+        // Gemma's, and here the second norm under another name.
+        "model.layers.0.pre_feedforward_layernorm.weight",
     ] {
-        let extra: Vec<_> = TENSORS.into_iter().chain([(name, [96, 64].as_slice())]).collect();
+        let shape = if name == "rope_freqs.weight" { [8].as_slice() } else { [96, 64].as_slice() };
+        let extra: Vec<_> = TENSORS.into_iter().chain([(name, shape)]).collect();
         folder.write("model.safetensors", &weights(&extra));
         let error = crate::Model::load(folder.0.path(), 1).unwrap_err().to_string();
         assert_eq!(error, format!("tensor `{name}` is not part of a model that the engine runs"));

@@ -404,6 +404,27 @@ fn tensors_that_do_not_fit_are_named() {
 }
 
 #[test]
+fn divisors_of_the_rotation_that_only_far_positions_would_suffer_from_are_refused() {
+    let config = ModelConfig { context_length: 1 << 20, ..config() };
+    let load = |factor: f32| {
+        let mut tensors = Tensors::new(&config, &[8], true);
+        tensors.add("rope_freqs.weight", &[6], 0);
+        let bytes = &mut tensors.tensors.get_mut("rope_freqs.weight").unwrap().2;
+        bytes[20..].copy_from_slice(&factor.to_le_bytes());
+        tensors.load(&config).map_err(|error| error.to_string())
+    };
+    // The last position of this context, divided by 1/16, is the largest angle that can be computed.
+    for factor in [0.0625, 1.0, 64.0, 1e6] {
+        assert!(load(factor).is_ok(), "{factor}");
+    }
+    for factor in [0.0624, 1e-20, 1e-44, 0.0, -0.0, -1.0, 1.1e6, 3e38] {
+        let error = load(factor).unwrap_err();
+        let wanted = format!("tensor `rope_freqs.weight` divides a frequency by {factor}, which is outside 6.24");
+        assert!(error.starts_with(&wanted), "{error}");
+    }
+}
+
+#[test]
 fn tensors_that_are_not_finite_are_named() {
     let config = ModelConfig { is_tied: false, ..config() };
     // Every kind twice: whichever tensor it is, and whichever of its two places in a block has the number.

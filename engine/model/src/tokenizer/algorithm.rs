@@ -5,9 +5,11 @@ use std::collections::HashMap;
 
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
+use super::TokenizeError;
 use super::merges::{Merges, NONE, Scratch};
 use super::sentence_piece::{ScoreScratch, ScoredTokens};
 use super::split::Split;
+use super::token_floor::TokenFloor;
 
 /// SentencePiece's space.
 const SPACE_MARK: char = '\u{2581}';
@@ -50,6 +52,22 @@ pub(super) struct Memory {
     scores: ScoreScratch,
 }
 
+/// How many tokens are wanted at most, and what tells early that there will be more.
+#[derive(Clone, Copy)]
+pub(super) struct Limit<'a> {
+    pub(super) floor: &'a TokenFloor,
+    pub(super) tokens_max: usize,
+}
+
+impl Limit<'_> {
+    /// # Errors
+    /// [`TokenizeError::TooMany`].
+    pub(super) fn check(&self, tokens: usize) -> Result<(), TokenizeError> {
+        let tokens_max = self.tokens_max;
+        if tokens > tokens_max { Err(TokenizeError::TooMany { tokens, tokens_max }) } else { Ok(()) }
+    }
+}
+
 impl Algorithm {
     /// What it is called.
     pub(super) fn name(&self) -> &'static str {
@@ -60,14 +78,27 @@ impl Algorithm {
     }
 
     /// Appends the tokens of `text` to `out`; `begins` where it is the beginning of the whole text.
-    pub(super) fn encode(&self, text: &str, begins: bool, memory: &mut Memory, out: &mut Vec<u32>) {
+    ///
+    /// # Errors
+    /// [`TokenizeError::TooMany`] once there are more in `out` than `limit` allows, or it is certain that there will be.
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        begins: bool,
+        limit: Limit<'_>,
+        memory: &mut Memory,
+        out: &mut Vec<u32>,
+    ) -> Result<(), TokenizeError> {
         if text.is_empty() {
-            return;
+            return limit.check(out.len());
         }
         match self {
             Self::ByteLevel { is_nfc, split, byte_tokens, merges, whole_pieces } => {
                 let text = if *is_nfc { compose(text) } else { text.into() };
+                limit.check(out.len() + limit.floor.tokens_min(&text))?;
                 split.pieces(&text, &mut |piece| match whole_pieces.get(piece.as_bytes()) {
+                    // Enough to know: the rest is only cut.
+                    _ if out.len() > limit.tokens_max => {}
                     Some(&token) => out.push(token),
                     None => {
                         let parts = piece.bytes().map(|byte| byte_tokens[usize::from(byte)]);
@@ -76,14 +107,18 @@ impl Algorithm {
                 });
             }
             Self::Scores { tokens, prefix } => {
-                tokens.encode(&prefix.apply(text, begins), &mut memory.scores, out);
+                let text = prefix.apply(text, begins);
+                limit.check(out.len() + limit.floor.tokens_min(&text))?;
+                tokens.encode(&text, &mut memory.scores, out);
             }
             Self::Characters { characters, byte_tokens, merges, prefix } => {
                 let text = prefix.apply(text, begins);
+                limit.check(out.len() + limit.floor.tokens_min(&text))?;
                 let parts = text.chars().flat_map(|character| Parts::of(character, characters, byte_tokens));
                 merges.encode(parts, &mut memory.ranks, out);
             }
         }
+        limit.check(out.len())
     }
 
     /// Bytes of text for each byte of its tokens, at most.

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use super::tests::{bytes_of, json, tokens};
+use super::tests::{bytes_of, exactly_fits, json, tokens};
 use super::*;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tokenizer/");
@@ -18,6 +18,7 @@ pub(super) fn wrong(tokenizer: &Tokenizer, strings: &Json, golden: &Json, allow_
     let differ = |(text, wanted): (&Json, &Json)| {
         let (text, wanted) = (text.as_str().unwrap(), tokens(wanted));
         let found = tokenizer.encode(text, allow_special).unwrap();
+        exactly_fits(tokenizer, text, allow_special, &found);
         (found != wanted).then(|| format!("{text:?}: {found:?} instead of {wanted:?}"))
     };
     strings.iter().zip(golden).filter_map(differ).collect()

@@ -14,10 +14,16 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::algorithm::{Algorithm, Prefix};
+use super::bounded_json::{Component, List, Numbers};
 use super::merges::Merges;
 use super::split::{Rule, Split};
-use super::vocabulary::{Alphabet, TokenType, Vocabulary, byte_of};
+use super::vocabulary::{Alphabet, SPECIAL_TOKENS_MAX, TokenType, Vocabulary, byte_of};
 use super::{Frame, LoadTokenizerError, Tokenizer, is_frame_text};
+use crate::config::VOCAB;
+
+const VOCAB_MAX: usize = *VOCAB.end() as usize;
+/// Gemma has 580,000 for a quarter as many tokens.
+const MERGES_MAX: usize = 4 * VOCAB_MAX;
 
 /// What stands beside `tokenizer.json` and matters for it.
 #[derive(Debug, Default)]
@@ -37,10 +43,10 @@ pub(crate) struct Settings {
 #[derive(Deserialize)]
 struct File {
     #[serde(default)]
-    added_tokens: Vec<AddedToken>,
-    normalizer: Option<Value>,
-    pre_tokenizer: Option<Value>,
-    post_processor: Option<Value>,
+    added_tokens: List<AddedToken, SPECIAL_TOKENS_MAX>,
+    normalizer: Option<Component>,
+    pre_tokenizer: Option<Component>,
+    post_processor: Option<Component>,
     model: Bpe,
 }
 
@@ -76,8 +82,8 @@ struct AddedToken {
 
 #[derive(Deserialize)]
 struct Bpe {
-    vocab: HashMap<String, u64>,
-    merges: Vec<MergeText>,
+    vocab: Numbers<VOCAB_MAX>,
+    merges: List<MergeText, MERGES_MAX>,
     dropout: Option<f64>,
     unk_token: Option<String>,
     continuing_subword_prefix: Option<String>,
@@ -99,6 +105,10 @@ fn unsupported<T>(what: impl Into<String>) -> Result<T, LoadTokenizerError> {
     Err(LoadTokenizerError::Unsupported(what.into()))
 }
 
+fn value(component: &Option<Component>) -> Option<&Value> {
+    component.as_ref().map(|Component(value)| value)
+}
+
 pub(super) fn read(bytes: &[u8], settings: &Settings) -> Result<Tokenizer, LoadTokenizerError> {
     match serde_json::from_slice::<AnyFile>(bytes)?.model.kind.as_deref() {
         None | Some("BPE") => {}
@@ -114,13 +124,13 @@ pub(super) fn read(bytes: &[u8], settings: &Settings) -> Result<Tokenizer, LoadT
         return unsupported("marks inside or behind words");
     }
 
-    let mut text = Normalizer::of(file.normalizer.as_ref())?;
-    let cut = PreTokenizer::of(file.pre_tokenizer.as_ref(), &mut text)?;
-    let begin = post_processor(file.post_processor.as_ref())?;
+    let mut text = Normalizer::of(value(&file.normalizer))?;
+    let cut = PreTokenizer::of(value(&file.pre_tokenizer), &mut text)?;
+    let begin = post_processor(value(&file.post_processor))?;
     let alphabet = if cut.is_byte_level { Alphabet::Bytes } else { Alphabet::Spaces };
 
     // Such a token would only be found behind the mark that is put before every text.
-    if text.prefix == Prefix::Every && file.added_tokens.iter().any(|token| token.normalized && !token.special) {
+    if text.prefix == Prefix::Every && file.added_tokens.0.iter().any(|token| token.normalized && !token.special) {
         return unsupported("added tokens that are found behind a mark");
     }
     let tokens = numbered(&file, settings.vocab)?;
@@ -148,7 +158,7 @@ pub(super) fn read(bytes: &[u8], settings: &Settings) -> Result<Tokenizer, LoadT
         vocabulary.push(text.unwrap_or_default(), kind)?;
     }
     let mut merges = Merges::default();
-    for (merge, text) in model.merges.iter().enumerate() {
+    for (merge, text) in model.merges.0.iter().enumerate() {
         let sides = match text {
             MergeText::Pair([left, right]) => Some((left.as_str(), right.as_str())),
             MergeText::Line(line) => line.split_once(' '),
@@ -195,15 +205,15 @@ pub(super) fn read(bytes: &[u8], settings: &Settings) -> Result<Tokenizer, LoadT
 /// All tokens' texts by number; numbers that no token has are there for rows of the embeddings that nothing uses.
 fn numbered(file: &File, vocab: usize) -> Result<Vec<Option<&str>>, LoadTokenizerError> {
     let mut tokens: Vec<Option<&str>> = vec![None; vocab];
-    let added = file.added_tokens.iter().map(|token| (token.content.as_str(), token.id));
-    for (text, id) in file.model.vocab.iter().map(|(text, &id)| (text.as_str(), id)).chain(added) {
+    let added = file.added_tokens.0.iter().map(|token| (token.content.as_str(), token.id));
+    for (text, id) in file.model.vocab.0.iter().map(|(text, &id)| (text.as_str(), id)).chain(added) {
         let slot = usize::try_from(id).ok().and_then(|id| tokens.get_mut(id));
         match slot {
             Some(slot) if slot.is_none_or(|known| known == text) => *slot = Some(text),
             _ => return Err(LoadTokenizerError::TokenNumber { number: id, tokens: vocab }),
         }
     }
-    for token in &file.added_tokens {
+    for token in &file.added_tokens.0 {
         if token.lstrip || token.rstrip || token.single_word {
             return unsupported("added tokens that look at the text around them");
         }
@@ -220,7 +230,7 @@ fn types(file: &File, alphabet: Alphabet, tokens: &[Option<&str>]) -> Vec<TokenT
         Some(_) => TokenType::Normal,
     };
     let mut types: Vec<TokenType> = tokens.iter().map(of).collect();
-    for token in &file.added_tokens {
+    for token in &file.added_tokens.0 {
         let is_control = token.special || is_frame_text(&token.content) || Some(token.content.as_str()) == unknown;
         // INVARIANT: `numbered` has found a place for each of them.
         if let Some(kind) = usize::try_from(token.id).ok().and_then(|id| types.get_mut(id)) {

@@ -54,6 +54,21 @@ fn texts_are_neither_cut_nor_filled_up_whatever_a_training_run_was_set_to() {
 }
 
 #[test]
+fn no_part_is_larger_than_any_real_one() {
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut file = file("bytes.json");
+        change(&mut file);
+        load(&file).unwrap_err().to_string()
+    };
+    for key in ["normalizer", "pre_tokenizer", "post_processor"] {
+        let error = with(&|file| file[key] = vec![0; 100_000].into());
+        assert!(error.contains("a part of more than 65536 values and bytes of text"), "{error}");
+    }
+    let error = with(&|file| file["added_tokens"] = vec![json!({"id": 264, "content": "x"}); 8_193].into());
+    assert!(error.contains("a list of at most 8192 items"), "{error}");
+}
+
+#[test]
 fn rows_without_a_token_are_never_found_and_stand_for_nothing() {
     let tokenizer = load(&file("bytes.json")).unwrap();
     assert_eq!((tokenizer.vocab(), tokenizer.token_bytes(ROWS as u32 - 1)), (ROWS, Some(b"".as_slice())));

@@ -150,6 +150,31 @@ fn a_text_above_the_bound_is_refused() {
     assert_eq!(error, TokenizeError::TooLarge { bytes: TEXT_BYTES_MAX + 1, bytes_max: TEXT_BYTES_MAX });
 }
 
+/// What is said early of a text's tokens is never more than they are.
+pub(super) fn exactly_fits(tokenizer: &Tokenizer, text: &str, allow_special: bool, tokens: &[u32]) {
+    let within = |tokens_max| tokenizer.encode_within(text, allow_special, tokens_max);
+    assert_eq!(within(tokens.len()).as_deref(), Ok(tokens), "{text:?}");
+    assert!(tokens.is_empty() || within(tokens.len() - 1).is_err(), "{text:?}");
+}
+
+#[test]
+fn a_text_of_too_many_tokens_is_given_up_before_they_are_made() {
+    let given_up = |text: &str, tokens_max| match TOKENIZER.encode_within(text, true, tokens_max) {
+        Err(TokenizeError::TooMany { tokens, tokens_max: said }) if said == tokens_max => tokens,
+        other => panic!("{:?}", other.map(|tokens| tokens.len())),
+    };
+    // Merging them would leave 10,000.
+    assert_eq!(given_up(&" ".repeat(640_000), 8_191), 9_997);
+    // One piece after the other, and one control token after the other.
+    assert_eq!(given_up(&"the sea ".repeat(50_000), 50_000), 50_001);
+    assert_eq!(given_up(&"<|im_start|>".repeat(70_000), 8_191), 8_192);
+    assert_eq!(given_up(&"<|im_start|>a".repeat(70_000), 8_191), 8_192);
+    let text = "What the sea wants, the sea will have. <|im_end|>  ";
+    let all = TOKENIZER.encode(text, true).unwrap();
+    assert_eq!(TOKENIZER.encode_within(text, true, all.len()).as_ref(), Ok(&all));
+    assert_eq!(given_up(text, all.len() - 1), all.len());
+}
+
 #[test]
 fn an_unknown_pre_tokenizer_is_refused_by_name() {
     let error = with_pre("tekken2").unwrap_err();
@@ -312,6 +337,7 @@ proptest! {
     #[test]
     fn every_text_round_trips(text in awkward_text(), allow_special: bool) {
         let tokens = TOKENIZER.encode(&text, allow_special).unwrap();
+        exactly_fits(&TOKENIZER, &text, allow_special, &tokens);
         prop_assert_eq!(bytes_of(&TOKENIZER, &tokens), writable(&TOKENIZER, &text));
     }
 

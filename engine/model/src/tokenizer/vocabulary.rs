@@ -12,6 +12,11 @@ use crate::chat_template::INERT;
 pub(super) const SPECIAL_TOKENS_MAX: usize = 8_192;
 /// Longest text of such a token, bytes.
 pub(super) const SPECIAL_BYTES_MAX: usize = 256;
+/// Longest text of all of them together, bytes; Gemma's have 70,000. The automaton that finds them takes some hundred
+/// times as much.
+pub(super) const SPECIAL_BYTES_SUM_MAX: usize = 128 << 10;
+/// Longest token of any kind, bytes. Those of known models are runs of at most 256 spaces or dashes.
+pub(super) const TOKEN_BYTES_MAX: usize = 4_096;
 /// SentencePiece's space.
 const SPACE_MARK: char = '\u{2581}';
 
@@ -76,6 +81,9 @@ impl Vocabulary {
             TokenType::Byte => vec![byte_of(text).ok_or(LoadTokenizerError::NotAByte { token })?],
             TokenType::Control | TokenType::Added | TokenType::Unused => text.as_bytes().to_vec(),
         };
+        if bytes.len() > TOKEN_BYTES_MAX {
+            return Err(LoadTokenizerError::LongToken { token, bytes: bytes.len() });
+        }
         self.bytes.extend_from_slice(&bytes);
         self.ends.push(self.bytes.len());
         self.types.push(kind);
@@ -131,6 +139,10 @@ impl Vocabulary {
         if texts.len() > SPECIAL_TOKENS_MAX {
             return Err(LoadTokenizerError::SpecialCount { tokens: texts.len() });
         }
+        let bytes = texts.iter().map(|text| text.len()).sum();
+        if bytes > SPECIAL_BYTES_SUM_MAX {
+            return Err(LoadTokenizerError::SpecialSum { bytes });
+        }
         texts.sort_unstable_by(|a, b| b.len().cmp(&a.len()).then(a.cmp(b)));
         let pattern = texts.into_iter().map(regex::escape).collect::<Vec<_>>().join("|");
         Regex::new(&pattern).map(Some).map_err(|_| LoadTokenizerError::Pattern)
@@ -154,6 +166,30 @@ mod tests {
         for text in ["<0x>", "<0xA>", "<0x+A>", "<0x00A>", "0x0A", "<0xGG>", "<0x0A", ""] {
             assert_eq!(byte_of(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn no_token_is_longer_than_any_real_one() {
+        for kind in [TokenType::Normal, TokenType::Control, TokenType::Added, TokenType::Unused] {
+            let mut vocabulary = Vocabulary::new(Alphabet::Spaces);
+            vocabulary.push(&"a".repeat(TOKEN_BYTES_MAX), kind).unwrap();
+            let error = vocabulary.push(&"b".repeat(TOKEN_BYTES_MAX + 1), kind).unwrap_err();
+            assert_eq!(error.to_string(), "token 1 has 4097 bytes, at most 4096 are accepted");
+        }
+    }
+
+    #[test]
+    fn what_is_found_by_its_text_has_a_bound_together() {
+        let finder = |tokens: usize| {
+            let mut vocabulary = Vocabulary::new(Alphabet::Spaces);
+            for token in 0..tokens {
+                vocabulary.push(&format!("{token:0256}"), TokenType::Control).unwrap();
+            }
+            vocabulary.finder(|_| true).map_err(|error| error.to_string())
+        };
+        assert!(finder(512).is_ok());
+        let wanted = "control and added tokens have 131328 bytes together, at most 131072 are accepted";
+        assert_eq!(finder(513).unwrap_err(), wanted);
     }
 
     #[test]

@@ -193,6 +193,9 @@ fn a_known_model_is_looked_for_behind_others_of_its_hint() {
     for model in [digest(MODEL), [0; 32], [5; 32]] {
         assert!(matches!(of(model), Origin::Cache(found) if found == model));
     }
+    assert!(matches!(of([9; 32]), Origin::Repacked(None)), "nothing is wrong with the caches of other models");
+    let [from, to] = [[5; 32], [9; 32]].map(|model| folder.join(file_name(model)));
+    fs::rename(from, to).unwrap();
     assert!(matches!(of([9; 32]), Origin::Repacked(Some(UnusableCache::Model))));
 }
 

@@ -4,7 +4,7 @@
 //! its two ends of the conversation, no core dump. It knows nothing of tenants or requests.
 
 use super::frame::{self, Answer, FRAME_BYTES_MAX, ReadConversation, Rendering};
-use engine_model::{CompileChat, InProcess, LoadTemplateError, RenderChat, RenderError, TEXT_BYTES_MAX};
+use engine_model::{CompileChat, InProcess, LoadTemplateError, RENDERING_BYTES_MAX, RenderChat, RenderError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs::{self, File};
@@ -99,8 +99,8 @@ fn answer_all(
 
 fn render(template: &dyn RenderChat, conversation: &ReadConversation) -> Answer {
     match template.render(&conversation.view()) {
-        // It could not be tokenized.
-        Ok(text) if text.len() > TEXT_BYTES_MAX => Answer::Refused(RenderError::TooMuchWork),
+        // No context holds it, and the gateway is not to hold it either.
+        Ok(text) if text.len() > RENDERING_BYTES_MAX => Answer::Refused(RenderError::TooMuchWork),
         Ok(text) => Answer::Text(Rendering(text)),
         Err(error) => Answer::Refused(error),
     }
@@ -141,8 +141,8 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_could_not_be_tokenized_is_not_sent() {
-        let source = format!("{{{{ 'x' * {} }}}}", TEXT_BYTES_MAX + 1);
+    fn a_text_that_no_context_holds_is_not_sent() {
+        let source = format!("{{{{ 'x' * {} }}}}", RENDERING_BYTES_MAX + 1);
         let (_, said) = answers(&[frame::source(&source), hello()]);
         assert_eq!(said, [Answer::Compiled, Answer::Refused(RenderError::TooMuchWork)]);
     }

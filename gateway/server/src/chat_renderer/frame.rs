@@ -4,15 +4,18 @@
 //! [`HELLO`], when its limits stand. Both sides believe nothing: every length is bounded before it is used, and a frame
 //! with anything missing, left over or not UTF-8 is none.
 
-use engine_model::{ChatMessage, Conversation, MESSAGES_MAX, RenderError, TEXT_BYTES_MAX};
+use engine_model::{
+    ChatMessage, Conversation, MESSAGES_MAX, PRINTABLE_BYTES_MAX, RENDERING_BYTES_MAX, RenderError, TEXT_BYTES_MAX,
+    printable,
+};
 use std::io::{self, Read};
 
 /// The first frame of a process: what it speaks.
 pub(super) const HELLO: &[u8] = b"bulkhead render-chat 1";
-/// Longest frame, bytes: the longest text that can be tokenized, and something for the rest.
+/// Longest frame to a process, bytes: the longest text that can be tokenized, and something for the rest.
 pub(super) const FRAME_BYTES_MAX: usize = TEXT_BYTES_MAX + (1 << 20);
-/// Longest name of a mistake, bytes.
-const KIND_BYTES_MAX: usize = 256;
+/// Longest frame from a process, bytes: the longest rendering, and its tag. Room for all other answers, too.
+pub(super) const ANSWER_BYTES_MAX: usize = RENDERING_BYTES_MAX + 1;
 const LENGTH_BYTES: usize = 4;
 
 /// What a process answers.
@@ -76,7 +79,7 @@ impl Answer {
             0 => Self::Compiled,
             1 => reader.place().map(|(line, kind)| Self::Mistake { line, kind })?,
             3 => Self::Refused(RenderError::Raised { reason: None }),
-            4 => Self::Refused(RenderError::Raised { reason: Some(reader.text()?.to_owned()) }),
+            4 => Self::Refused(RenderError::Raised { reason: Some(reader.words()?) }),
             5 => Self::Refused(RenderError::TooMuchWork),
             6 => reader.place().map(|(line, kind)| Self::Refused(RenderError::Failed { line, kind }))?,
             7 => Self::Refused(RenderError::Unavailable),
@@ -236,9 +239,13 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(text).ok()
     }
 
+    /// A text that is for people. The process may have been taken over: what it says is read as a file's words are.
+    fn words(&mut self) -> Option<String> {
+        Some(printable(self.text()?, PRINTABLE_BYTES_MAX))
+    }
+
     fn place(&mut self) -> Option<(usize, String)> {
-        let (line, kind) = (self.number()?, self.text()?);
-        (kind.len() <= KIND_BYTES_MAX).then(|| (line, kind.to_owned()))
+        Some((self.number()?, self.words()?))
     }
 }
 
@@ -289,8 +296,19 @@ mod tests {
         }
         assert_eq!(Answer::decode(b"\x02\xff".to_vec()), None);
         assert_eq!(Answer::decode(vec![8]), None);
-        let long = Answer::Mistake { line: 1, kind: "x".repeat(KIND_BYTES_MAX + 1) };
-        assert_eq!(Answer::decode(long.encode()[LENGTH_BYTES..].to_vec()), None);
+    }
+
+    #[test]
+    fn words_of_a_process_are_cut_and_control_nothing() {
+        let kind = format!("a\nb\u{1b}[2J{}", "R".repeat(900_000));
+        for answer in [
+            Answer::Mistake { line: 1, kind: kind.clone() },
+            Answer::Refused(RenderError::Raised { reason: Some(kind.clone()) }),
+            Answer::Refused(RenderError::Failed { line: 1, kind }),
+        ] {
+            let shown = format!("{:?}", Answer::decode(answer.encode()[LENGTH_BYTES..].to_vec()).unwrap());
+            assert!(shown.contains("a\u{fffd}b\u{fffd}[2JRRR") && shown.len() < 400, "{shown}");
+        }
     }
 
     #[test]

@@ -50,7 +50,40 @@ fn text(text: &str) -> Vec<u8> {
 fn a_process_that_does_not_answer_is_given_up() {
     let _alone = alone();
     let late = format!("sleep 12\n{}cat > /dev/null", say(&text("late")));
-    assert_eq!(render(&compiles_and(&late)), Err(RenderError::TooMuchWork));
+    // It used no processor time, so the conversation is not to blame; and there is no third try.
+    assert_eq!(render(&compiles_and(&late)), Err(RenderError::Unavailable));
+}
+
+/// What a template with this program for its first process, and one that answers for all later ones, makes of a
+/// conversation; and how many processes there were.
+fn after(first: &str) -> (Result<String, RenderError>, usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let begun = folder.path().join("begun");
+    let (count, begins) = (format!("echo >> {}\n", begun.display()), say(&frame::hello()));
+    let compiles = format!("{begins}head -c 5 > /dev/null\n{}head -c 4 > /dev/null\n", say(&Answer::Compiled.encode()));
+    let first = format!("if [ $(wc -l < {}) = 1 ]; then {first}\nexit; fi\n", begun.display());
+    let (_folder, path) = program(&format!("{count}{compiles}{first}{}cat > /dev/null", say(&text("right"))));
+    let processes = RenderProcesses { answer_limit: Duration::from_secs(3), ..RenderProcesses::new(&path, 1) };
+    let template = processes.compile("x").unwrap();
+    let messages = [ChatMessage { role: "user".to_owned(), content: "Hello".to_owned() }];
+    let rendered = template.render(&Conversation { messages: &messages, bos: "", eos: "" });
+    (rendered, std::fs::read_to_string(begun).unwrap().lines().count())
+}
+
+#[test]
+fn a_process_that_is_lost_while_it_works_costs_no_request() {
+    let _alone = alone();
+    for first in ["kill -KILL $$", "kill -TERM $$", "exit 1", "sleep 12"] {
+        assert_eq!(after(first), (Ok("right".to_owned()), 2), "{first}");
+    }
+}
+
+#[test]
+fn what_a_template_does_to_its_process_is_not_tried_again() {
+    let _alone = alone();
+    for first in ["kill -XCPU $$", "kill -ABRT $$", "kill -SEGV $$"] {
+        assert_eq!(after(first), (Err(RenderError::TooMuchWork), 1), "{first}");
+    }
 }
 
 #[test]
@@ -62,9 +95,9 @@ fn a_process_that_answers_nonsense_is_given_up() {
     let cut = &right[..right.len() - 1];
     let endless = u32::MAX.to_le_bytes();
     for nonsense in [&b"\x01\0\0\0\x09"[..], b"\0\0\0\0", b"hello", cut, &endless, &Answer::Compiled.encode()] {
-        assert_eq!(answers(nonsense), Err(RenderError::TooMuchWork), "{nonsense:?}");
+        assert_eq!(answers(nonsense), Err(RenderError::Unavailable), "{nonsense:?}");
     }
-    assert_eq!(render(&compiles_and("exit 0")), Err(RenderError::TooMuchWork));
+    assert_eq!(render(&compiles_and("exit 0")), Err(RenderError::Unavailable));
 }
 
 #[test]
@@ -79,7 +112,7 @@ fn a_program_that_is_no_renderer_is_not_taken_for_one() {
     let error = compile(Path::new("/nowhere/bulkhead"), "x").to_string();
     assert!(error.starts_with("chat templates cannot be compiled: "), "{error}");
     let (_folder, path) = program(&format!("{}head -c 5 > /dev/null\n{}", say(&frame::hello()), say(&text("y"))));
-    assert!(matches!(compile(&path, "x"), LoadTemplateError::TooMuchWork));
+    assert!(matches!(compile(&path, "x"), LoadTemplateError::Unavailable(_)));
     let long = "x".repeat(SOURCE_BYTES_MAX + 1);
     assert!(matches!(compile(&path, &long), LoadTemplateError::TooMuchWork));
 }
