@@ -19,8 +19,9 @@ mod serve;
 pub(crate) use output::{is_reader_gone, note};
 
 use anyhow::{Context, Result, bail};
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use engine_model::{CompileChat, LoadOptions};
+use engine_model::{CompileChat, LoadOptions, printable};
 use engine_runtime::EngineConfig;
 use gateway_server::{RenderProcesses, WeightsCache};
 use output::{say, say_piece};
@@ -28,7 +29,10 @@ use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use tracing::field::Field;
+use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::filter::{EnvFilter, LevelFilter};
+use tracing_subscriber::fmt::format::{self, Writer};
 
 /// Multi-tenant LLM gateway that can prove who saw what
 #[derive(Parser)]
@@ -90,7 +94,8 @@ struct DemoArguments {
     /// Where to listen; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
-    /// Folder for the audit log and the key secret, kept afterwards; a temporary one when not given
+    /// Folder for the audit log and the key secret, kept afterwards; a temporary one when not given, which stays behind when
+    /// the demo is killed (remove `bulkhead-demo-*` from the folder for temporary files then)
     #[arg(long)]
     data_dir: Option<PathBuf>,
     /// Folder for repacked weights, which make the next start faster, or `off`; in the user's cache when not given
@@ -105,12 +110,13 @@ enum ModelCommand {
     /// Fetch a model from a hub and print where it is, for --model
     Pull {
         /// OWNER/NAME, or OWNER/NAME@REVISION for a branch, a tag or a commit
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         repository: String,
         /// Only this file, such as one GGUF file of several
-        #[arg(long)]
+        #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         file: Option<String>,
         /// The hub's address; that of HF_ENDPOINT, or Hugging Face's, when not given
-        #[arg(long)]
+        #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         endpoint: Option<String>,
     },
     /// Say what a model holds and whether it can be served
@@ -238,10 +244,11 @@ pub(crate) fn run() -> Result<()> {
                 peer_pythons: peer.map_or_else(Vec::new, |PeerName::LlamaCppPython| peer_python),
                 peer_files: peer_file,
                 scaling,
+                output,
             };
             let report = block_on(bench::engine(&options))?;
-            if let Some(output) = output {
-                let written = std::fs::write(&output, serde_json::to_string_pretty(&report)? + "\n");
+            if let Some(output) = &options.output {
+                let written = std::fs::write(output, serde_json::to_string_pretty(&report)? + "\n");
                 written.with_context(|| format!("`{}` cannot be written", output.display()))?;
             }
             print(&report, json)
@@ -304,12 +311,22 @@ fn start_log(level: LevelFilter) -> Result<()> {
     }
     tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .fmt_fields(format::debug_fn(write_field).delimited(" "))
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
         // It would say so with `eprintln!`, which panics when nobody reads stderr.
         .log_internal_errors(false)
         .try_init()
         .map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))
+}
+
+/// Longest value of a field in the log, bytes.
+const FIELD_BYTES_MAX: usize = 1_024;
+
+/// A field of an event as it is logged. It may repeat the words of a file: see [`printable`].
+fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn std::fmt::Debug) -> std::fmt::Result {
+    let value = printable(&format!("{value:?}"), FIELD_BYTES_MAX);
+    if field.name() == "message" { write!(writer, "{value}") } else { write!(writer, "{}={value}", field.name()) }
 }
 
 #[cfg(test)]
@@ -357,6 +374,9 @@ mod tests {
             "bulkhead demo --listen localhost",
             "bulkhead model inspect",
             "bulkhead model pull",
+            "bulkhead model pull acme/tiny --file ",
+            "bulkhead model pull acme/tiny --endpoint ",
+            "bulkhead model pull ",
             "bulkhead bench engine --repetitions 0",
             "bulkhead bench engine --threads 0",
             "bulkhead bench engine --threads 257",
@@ -372,5 +392,33 @@ mod tests {
         ] {
             assert!(!parses(line), "{line}");
         }
+    }
+
+    #[test]
+    fn no_word_of_a_file_begins_a_line_of_the_log() {
+        #[derive(Clone, Default)]
+        struct Written(Arc<std::sync::Mutex<Vec<u8>>>);
+        impl Write for Written {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.lock().unwrap().write(bytes)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let written = Written::default();
+        let writer = written.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .fmt_fields(format::debug_fn(write_field).delimited(" "))
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            let reason = format!("no\nERROR all is lost \u{1b}[2J{}", "R".repeat(100_000));
+            tracing::warn!(model = "m\n", %reason, "some are refused");
+        });
+        let written = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        assert!(written.contains(" some are refused model=\"m\\n\" reason=no\u{fffd}ERROR all"), "{written}");
+        assert!(written.lines().count() == 1 && !written.contains('\u{1b}') && written.len() < 1_300, "{written}");
     }
 }

@@ -1,5 +1,6 @@
 //! The configuration: one TOML file, every mistake in it reported at once, no maybes left afterwards.
 
+use crate::bounded_file;
 use crate::exchange::ConnectionLimits;
 use crate::tls::TlsFiles;
 use engine_runtime::{EngineConfig, KvKind, Split};
@@ -208,10 +209,10 @@ impl Config {
     /// [`ConfigError`], with all mistakes at once.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let failed = |source| ConfigError::Read { path: path.to_owned(), source };
-        if std::fs::metadata(path).map_err(failed)?.len() > FILE_BYTES_MAX {
-            return Err(ConfigError::TooLarge { path: path.to_owned() });
-        }
-        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let text = bounded_file::read_text(path, FILE_BYTES_MAX).map_err(|error| match error.kind() {
+            std::io::ErrorKind::FileTooLarge => ConfigError::TooLarge { path: path.to_owned() },
+            _ => failed(error),
+        })?;
         let parsed = Self::parse(&text);
         let mut config = parsed.map_err(|source| ConfigError::Parse { path: path.to_owned(), source })?;
         let folder = path.parent().unwrap_or(Path::new(""));

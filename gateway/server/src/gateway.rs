@@ -1,11 +1,14 @@
 //! A running gateway: what its requests share, its start and its end.
 
+use crate::bounded_file;
 use crate::config::{Config, Limits, MetricsReaders};
 use crate::exchange::Entrance;
 use crate::host::{self, Host};
 use crate::metrics::{Metrics, StartMetricsError};
+use crate::open_files;
 use crate::respond::RequestError;
 use crate::tls::{self, LoadTlsError};
+use crate::turns::{Turns, WAITING_MAX};
 use audit_log::{AuditConfig, AuditLog, Handover, OpenLogError};
 use engine_runtime::{Engine, Split};
 use gateway_auth::{BuildKeyRingError, KeyRing, KeySecret, OpenSecretError};
@@ -17,7 +20,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::Semaphore;
 
 /// A rule file is read whole; 1,024 rules of ordinary length take a tenth of this.
 const RULES_BYTES_MAX: u64 = 4 << 20;
@@ -38,8 +40,8 @@ pub(crate) struct Services {
     pub(crate) system_fingerprint: Arc<str>,
     /// Unix seconds.
     pub(crate) started: u64,
-    /// One turn for each prompt that may be tokenized at the same time.
-    pub(crate) tokenizers: Arc<Semaphore>,
+    /// One for each prompt that may be tokenized at the same time.
+    pub(crate) tokenizers: Arc<Turns>,
     draining: AtomicBool,
 }
 
@@ -158,6 +160,7 @@ impl Gateway {
         if tls.is_none() && !address.ip().to_canonical().is_loopback() {
             tracing::warn!(%address, "keys and texts travel in clear: set `tls` or listen on loopback behind a TLS proxy");
         }
+        open_files::make_room(config.limits.connections_max);
         let opening = tokio::task::spawn_blocking(move || open(config, engine));
         let (services, limits) = opening.await.map_err(|_| StartError::Interrupted)??;
         let services = Arc::new(services);
@@ -259,16 +262,13 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         metrics_readers: config.metrics,
         limits: config.limits,
         started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-        tokenizers: Arc::new(Semaphore::new(config.limits.tokenizers_max)),
+        tokenizers: Arc::new(Turns::new(config.limits.tokenizers_max, WAITING_MAX)),
         draining: AtomicBool::new(false),
     };
     Ok((services, config.limits))
 }
 
 fn read_rules(path: &Path) -> Result<String, StartError> {
-    let failed = |source| StartError::ReadRules { path: path.to_owned(), source };
-    if std::fs::metadata(path).map_err(failed)?.len() > RULES_BYTES_MAX {
-        return Err(failed(io::ErrorKind::FileTooLarge.into()));
-    }
-    std::fs::read_to_string(path).map_err(failed)
+    bounded_file::read_text(path, RULES_BYTES_MAX)
+        .map_err(|source| StartError::ReadRules { path: path.to_owned(), source })
 }

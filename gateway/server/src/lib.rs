@@ -5,6 +5,7 @@
 //! other. What it refuses to do: send text that did not pass the provenance gate, or answer without a durable entry.
 #![forbid(unsafe_code)]
 
+mod bounded_file;
 mod chat_renderer;
 mod config;
 mod exchange;
@@ -14,12 +15,14 @@ mod generate;
 mod host;
 mod json;
 mod metrics;
+mod open_files;
 mod reply;
 mod respond;
 mod routes;
 mod seats;
 mod serve;
 mod tls;
+mod turns;
 
 pub use chat_renderer::{RenderProcesses, render_chat};
 pub use config::{Config, ConfigError, Limits, MetricsReaders, Mistake, ParseConfigError, WeightsCache};

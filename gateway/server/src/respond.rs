@@ -38,6 +38,9 @@ pub(crate) enum RequestError {
     Denied(#[from] Denied),
     #[error("{error}")]
     Tokenize { error: TokenizeError, param: &'static str },
+    /// The queue for tokenizing is the tenant's own.
+    #[error("{waiting} prompts of this tenant wait to be tokenized already")]
+    TurnsTaken { waiting: usize },
     #[error(transparent)]
     Submit(#[from] SubmitError),
     #[error(transparent)]
@@ -180,6 +183,7 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::UnknownModel => Refusal::caller(404, "model_not_found", message).at("model"),
         RequestError::Denied(error) => denied(error, message),
         RequestError::Tokenize { error, param } => tokenize(error, message).at(param),
+        RequestError::TurnsTaken { .. } => Refusal::overload(503, "tokenizer_overloaded", message, RETRY_AFTER_MS),
         RequestError::Submit(SubmitError::Full { retry_after_ms }) => {
             Refusal::overload(503, "engine_overloaded", message, *retry_after_ms)
         }
@@ -357,6 +361,9 @@ mod tests {
         let (status, body, headers) = sent(SubmitError::Full { retry_after_ms: 1500 }.into());
         assert_eq!((status, &body["error"]["code"]), (503, &json!("engine_overloaded")));
         assert_eq!(headers, [("retry-after", "2".to_owned())]);
+        let (status, body, headers) = sent(RequestError::TurnsTaken { waiting: 3 });
+        assert_eq!((status, &body["error"]["code"]), (503, &json!("tokenizer_overloaded")));
+        assert_eq!(headers, [("retry-after", "1".to_owned())]);
         let (status, _, headers) = sent(AppendError::Busy { retry_after_ms: 0 }.into());
         assert_eq!((status, headers), (503, vec![("retry-after", "1".to_owned())]));
     }

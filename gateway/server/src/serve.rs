@@ -73,7 +73,7 @@ async fn tokenize(on: &Arc<Services>, permit: &Permit, prompt: PromptInput) -> R
         PromptInput::Chat(_) => "messages",
         PromptInput::Text(_) | PromptInput::Tokens(_) => "prompt",
     };
-    let turn = on.tokenizers.clone().acquire_owned().await.map_err(|_| RequestError::Internal)?;
+    let turn = on.tokenizers.take(permit.principal().tenant()).await?;
     let (engine, permit) = (on.engine.clone(), permit.clone());
     let work = tokio::task::spawn_blocking(move || {
         let _turn = turn;

@@ -2,6 +2,7 @@
 //!
 //! A client certificate decides who may connect. Which tenant asks is said by the API key alone.
 
+use crate::bounded_file;
 use rustls::RootCertStore;
 use rustls::ServerConfig;
 use rustls::crypto::ring;
@@ -10,6 +11,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
 use rustls::server::WebPkiClientVerifier;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// A chain has a few certificates; all authorities that browsers know take a twentieth of this.
+const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// Where the listener's certificate lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +59,7 @@ pub enum LoadTlsError {
 pub(crate) fn load(files: &TlsFiles) -> Result<Arc<ServerConfig>, LoadTlsError> {
     let unusable = |source| LoadTlsError::Certificate { path: files.certificate.clone(), source };
     let certificates = read_certificates(&files.certificate)?;
-    let key = PrivateKeyDer::from_pem_file(&files.private_key)
+    let key = PrivateKeyDer::from_pem_slice(&read(&files.private_key)?)
         .map_err(|source| LoadTlsError::File { path: files.private_key.clone(), source })?;
     let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -80,10 +84,15 @@ fn client_verifier(path: &Path) -> Result<Arc<dyn rustls::server::danger::Client
         .map_err(|error| unusable(error.to_string()))
 }
 
+fn read(path: &Path) -> Result<Vec<u8>, LoadTlsError> {
+    let bytes = bounded_file::read(path, FILE_BYTES_MAX);
+    bytes.map_err(|error| LoadTlsError::File { path: path.to_owned(), source: pem::Error::Io(error) })
+}
+
 fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, LoadTlsError> {
     let failed = |source| LoadTlsError::File { path: path.to_owned(), source };
     let certificates: Vec<_> =
-        CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<_, _>>).map_err(failed)?;
+        CertificateDer::pem_slice_iter(&read(path)?).collect::<Result<_, _>>().map_err(failed)?;
     if certificates.is_empty() { Err(failed(pem::Error::NoItemsFound)) } else { Ok(certificates) }
 }
 
@@ -102,7 +111,8 @@ mod tests {
         let empty = file("empty.pem", "");
         let broken = file("broken.pem", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
         let missing = folder.path().join("missing.pem");
-        for certificate in [&empty, &missing, &broken] {
+        let device = PathBuf::from("/dev/zero");
+        for certificate in [&empty, &missing, &broken, &device] {
             let files =
                 TlsFiles { certificate: certificate.clone(), private_key: missing.clone(), client_authorities: None };
             let error = load(&files).unwrap_err().to_string();

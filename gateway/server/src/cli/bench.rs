@@ -53,12 +53,29 @@ pub(crate) struct Options {
     pub(crate) peer_files: Vec<PathBuf>,
     /// Also over batches, prompts and threads.
     pub(crate) scaling: bool,
+    /// Where the report is written, too.
+    pub(crate) output: Option<PathBuf>,
+}
+
+impl Options {
+    /// What would only show after minutes of work.
+    fn check(&self) -> Result<()> {
+        if let Some(output) = &self.output {
+            ensure!(!output.is_dir(), "`{}` is a folder", output.display());
+            let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            // Gone again at once.
+            tempfile::NamedTempFile::new_in(folder)
+                .with_context(|| format!("`{}` cannot be written", output.display()))?;
+        }
+        self.peer_pythons.iter().try_for_each(|python| peer::check(python))
+    }
 }
 
 /// Measures everything that the options ask for.
 pub(crate) async fn engine(options: &Options) -> Result<Report> {
     let Options { model: path, threads, repetitions, .. } = options;
     let (threads, repetitions) = (*threads, *repetitions);
+    options.check()?;
     let load_average_before = machine::load_average();
     let start = Instant::now();
     let load = LoadOptions { templates: templates(1)?, ..LoadOptions::new(threads) };
@@ -343,6 +360,33 @@ mod tests {
             let error = check_context(context_length).unwrap_err().to_string();
             assert_eq!(error, format!("the model's context has {context_length} tokens, the benchmark needs 2049"));
         }
+    }
+
+    #[test]
+    fn what_would_only_show_at_the_end_is_refused_at_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |output: Option<&Path>, python: Option<&Path>| {
+            let options = Options {
+                model: PathBuf::new(),
+                threads: 1,
+                repetitions: 1,
+                peer_pythons: python.map(Path::to_owned).into_iter().collect(),
+                peer_files: Vec::new(),
+                scaling: false,
+                output: output.map(Path::to_owned),
+            };
+            options.check().map_err(|error| error.to_string())
+        };
+        assert_eq!(check(Some(&folder.path().join("report.json")), None), Ok(()));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing stays behind");
+        assert!(
+            check(Some(Path::new("/nonexistent/x")), None).unwrap_err().contains("`/nonexistent/x` cannot be written")
+        );
+        assert!(check(Some(folder.path()), None).unwrap_err().contains("is a folder"));
+        assert!(check(None, Some(Path::new("/nonexistent/python"))).unwrap_err().contains("cannot be started"));
+        assert!(
+            check(None, Some(Path::new("false"))).unwrap_err().contains("llama-cpp-python does not run in `false`")
+        );
     }
 
     #[test]

@@ -30,6 +30,21 @@ pub(super) struct Facts {
     pub(super) batches_repacked: bool,
 }
 
+/// Whether a Python has the peer's package: asked before anything is measured.
+pub(super) fn check(python: &Path) -> Result<()> {
+    let mut import = Command::new(python);
+    import.args(["-c", "import llama_cpp"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let status = import.status().with_context(|| format!("`{}` cannot be started", python.display()))?;
+    if status.success() { Ok(()) } else { Err(missing(python)) }
+}
+
+fn missing(python: &Path) -> anyhow::Error {
+    let python = python.display();
+    anyhow::anyhow!(
+        "llama-cpp-python does not run in `{python}` (install it there: {python} -m pip install llama-cpp-python)"
+    )
+}
+
 impl Peer {
     pub(super) fn start(python: &Path, model: &Path, threads: usize) -> Result<Self> {
         let mut child = Command::new(python)
@@ -42,12 +57,7 @@ impl Peer {
             .with_context(|| format!("`{}` cannot be started", python.display()))?;
         let commands = child.stdin.take().context("the peer has no input")?;
         let mut answers = BufReader::new(child.stdout.take().context("the peer has no output")?);
-        let first = read_line(&mut answers).with_context(|| {
-            format!(
-                "llama-cpp-python does not run in `{0}` (install it there: {0} -m pip install llama-cpp-python)",
-                python.display()
-            )
-        })?;
+        let first = read_line(&mut answers).map_err(|error| error.context(missing(python)))?;
         match serde_json::from_str(&first) {
             Ok(facts) => Ok(Self { child, commands, answers, facts }),
             Err(_) => bail!("the peer's first line is `{first}`"),
