@@ -40,7 +40,7 @@ pub struct Checkpoint {
 #[derive(Debug)]
 enum Content {
     Gguf(Gguf),
-    HuggingFace(HuggingFace),
+    HuggingFace(Box<HuggingFace>),
 }
 
 impl Checkpoint {
@@ -50,7 +50,7 @@ impl Checkpoint {
     /// [`OpenCheckpointError`], naming the first thing that is wrong.
     pub fn open(path: &Path) -> Result<Self, OpenCheckpointError> {
         let content = match path.is_dir() {
-            true => Content::HuggingFace(HuggingFace::open(path)?),
+            true => Content::HuggingFace(Box::new(HuggingFace::open(path)?)),
             false => Content::Gguf(Gguf::open(path)?),
         };
         Ok(Self { content })
