@@ -252,6 +252,8 @@ impl World {
         let waits = self.engine.as_ref().is_some_and(|engine| engine.pages_held() > 0);
         if went_on == Some(false) && waits {
             self.act(Act::Pass { milliseconds: 500 });
+            // As its thread does now and then, whether or not there is work: what was given back is scrubbed and freed.
+            self.act(Act::Prefill);
         }
         went_on == Some(true) || waits
     }
