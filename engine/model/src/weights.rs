@@ -77,7 +77,7 @@ pub enum LoadWeightsError {
         factor: f32,
         /// With it, the last position of the context turns by the largest angle that can be computed.
         factor_min: f64,
-        /// [`ROPE_FACTOR_MAX`].
+        /// The largest that is taken.
         factor_max: f64,
     },
     /// The matrices could not be repacked.
