@@ -57,11 +57,7 @@ impl OutboundTable {
         let owned = pages.into_iter().map(|page| {
             let before = page.capability();
             let owned = page.hand_over(to).map_err(|(_, error)| error)?;
-            if relabel(before, owned.capability()) {
-                Ok(owned)
-            } else {
-                Err(UseError::TagMismatch { page: before.page() })
-            }
+            relabelled(before, owned, &mut relabel)
         });
         let owned = owned.collect::<Result<Vec<OwnedPage>, _>>()?;
         Ok(BlockTable::of(pool, label, to, owned))
@@ -128,15 +124,20 @@ impl InboundTable {
             let before = page.capability();
             let here = (tokens - index * PAGE_TOKENS).min(PAGE_TOKENS);
             let owned = page.commit(to, here).map_err(|(_, error)| error)?;
-            if relabel(before, owned.capability()) {
-                Ok(owned)
-            } else {
-                Err(UseError::TagMismatch { page: before.page() })
-            }
+            relabelled(before, owned, &mut relabel)
         });
         let owned = owned.collect::<Result<Vec<OwnedPage>, _>>()?;
         Ok(BlockTable::of(pool, label, to, owned))
     }
+}
+
+/// A page with its next owner, if the store has it under the new tag, too; else it goes back.
+fn relabelled(
+    before: Capability,
+    owned: OwnedPage,
+    relabel: &mut impl FnMut(Capability, Capability) -> bool,
+) -> Result<OwnedPage, UseError> {
+    if relabel(before, owned.capability()) { Ok(owned) } else { Err(UseError::TagMismatch { page: before.page() }) }
 }
 
 #[cfg(test)]

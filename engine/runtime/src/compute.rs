@@ -3,8 +3,13 @@
 //! The real one is a model on this machine's processors ([`CpuCompute`]). A test puts another in its place, whose answers
 //! say what they were made of: the step loop, the ledger and the handoff around it are the same.
 
+#[cfg(any(test, feature = "fault-injection"))]
+mod plain_store;
 #[cfg(test)]
 pub(crate) mod tracer;
+
+#[cfg(any(test, feature = "fault-injection"))]
+pub use plain_store::PlainStore;
 
 use engine_kernels::{KvStore, KvStoreError, PageBytes, PageFault, PageRef, Span, TransferError};
 use engine_model::{Forward, ForwardError, Model};

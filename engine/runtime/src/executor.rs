@@ -104,7 +104,7 @@ pub(crate) mod tests {
     use engine_kernels::KvKind;
     use policies_domain::{Binding, ConnectionId, Layer, SealKey, TenantId};
 
-    pub(super) const CONFIG: EngineConfig = EngineConfig {
+    pub(crate) const CONFIG: EngineConfig = EngineConfig {
         threads: 1,
         pages: 24,
         sequences_max: 4,
@@ -116,11 +116,11 @@ pub(crate) mod tests {
         decode_threads: None,
     };
 
-    pub(super) fn label(number: u32) -> Label {
+    pub(crate) fn label(number: u32) -> Label {
         Label::of(TenantId::new(number).unwrap())
     }
 
-    pub(super) fn prompt(tenant: u32, tokens: u32) -> Vec<u32> {
+    pub(crate) fn prompt(tenant: u32, tokens: u32) -> Vec<u32> {
         (0..tokens).map(|token| tenant * 1000 + token).collect()
     }
 

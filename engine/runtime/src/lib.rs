@@ -26,6 +26,8 @@ mod steps;
 mod ticket;
 
 pub use compute::Compute;
+#[cfg(feature = "fault-injection")]
+pub use compute::PlainStore;
 pub use config::{EngineBounds, EngineConfig, Split, StartEngineError};
 pub use engine::{Engine, EngineStats, SubmitError};
 pub use engine_handoff::Check;

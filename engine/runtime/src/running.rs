@@ -257,16 +257,21 @@ impl Running {
         compute: &impl Compute,
         scratch: &mut SamplingScratch,
     ) -> Next {
-        let sampler = match self.sampler.of_mut(self.ticket) {
-            Ok(sampler) => sampler,
-            Err(error) => return self.refuse_row(error),
-        };
-        let Some(token) = sampler.sample(logits, scratch) else {
+        match self.sample(logits, scratch) {
+            Ok(token) => self.deliver_sampled(trace, token, compute),
+            Err(ended) => ended,
+        }
+    }
+
+    /// The next token; or the request has ended, because the sampler is another's or a logit is not a number.
+    fn sample(&mut self, logits: &[f32], scratch: &mut SamplingScratch) -> Result<u32, Next> {
+        let sampler = self.sampler.of_mut(self.ticket);
+        let sampled = sampler.map(|sampler| sampler.sample(logits, scratch));
+        sampled.map_err(|error| self.refuse_row(error))?.ok_or_else(|| {
             let position = self.tokens.len();
             tracing::error!(request_id = %self.request, position, "the model's output is not a number");
-            return self.deliver_error(StepError::NotANumber);
-        };
-        self.deliver_sampled(trace, token, compute)
+            self.deliver_error(StepError::NotANumber)
+        })
     }
 
     /// The end of a prompt that somebody else goes on with: samples the first token and keeps it secret.
@@ -276,16 +281,15 @@ impl Running {
         logits: &[f32],
         scratch: &mut SamplingScratch,
     ) -> Next {
-        let sampler = match self.sampler.of_mut(self.ticket) {
-            Ok(sampler) => sampler,
-            Err(error) => return self.refuse_row(error),
-        };
-        let Some(token) = sampler.sample(logits, scratch) else {
-            tracing::error!(request_id = %self.request, "the model's output is not a number");
-            return self.deliver_error(StepError::NotANumber);
+        let token = match self.sample(logits, scratch) {
+            Ok(token) => token,
+            Err(ended) => return ended,
         };
         let log_prob_bits = log_prob(logits, token).to_bits();
-        let sampler = sampler.state();
+        let sampler = match self.sampler.of(self.ticket) {
+            Ok(sampler) => sampler.state(),
+            Err(error) => return self.refuse_row(error),
+        };
         let first = FirstStep { token: FirstToken::new(token), log_prob_bits, sampler, grammar: [0; 32] };
         match self.deliver_read(trace) {
             Next::GoesOn => Next::Prefilled(first),

@@ -7,16 +7,12 @@
 use crate::cast::Cast;
 use engine_kernels::{KvStoreError, PAGE_TOKENS, PageBytes, PageFault, PageRef, ReadSetRule, Span, TransferError};
 use engine_model::ForwardError;
-use engine_runtime::Compute;
+use engine_runtime::{Compute, PlainStore};
 use std::collections::{BTreeMap, BTreeSet};
 
 const LAYERS: usize = 2;
 /// K and V of one token in one layer: the token, its position.
 const TOKEN_BYTES: usize = 8;
-const SLAB_BYTES: usize = PageBytes::HEADER_BYTES + PAGE_TOKENS * TOKEN_BYTES;
-const PAGE_BYTES: usize = LAYERS * SLAB_BYTES;
-/// What a scrubbed page is full of.
-const POISON: u8 = 0xff;
 
 /// Whose row it is, the read set, and the next token where it was asked for.
 type Computed = (u64, u64, Option<Vec<f32>>);
@@ -49,12 +45,10 @@ pub struct Stay {
 #[derive(Debug)]
 pub struct Tracer {
     cast: Cast,
-    bytes: Vec<u8>,
-    tags: Vec<u32>,
+    store: PlainStore,
     reads: ReadSetRule,
     results: Vec<Result<Computed, PageFault>>,
     texts: Vec<[u8; 1]>,
-    checks_tags: bool,
     reads_whole_pages: bool,
     foreign: BTreeSet<ForeignRead>,
     /// Counts what is done to pages.
@@ -70,35 +64,24 @@ impl Tracer {
     /// With as many pages.
     #[must_use]
     pub fn new(cast: Cast, pages: usize) -> Self {
-        let mut tracer = Self {
+        Self {
             cast,
-            bytes: vec![0; pages * PAGE_BYTES],
-            tags: vec![0; pages],
+            store: PlainStore::new(pages, LAYERS, TOKEN_BYTES),
             reads: ReadSetRule::new(1, [None; LAYERS]),
             results: Vec::new(),
             texts: (0..cast.tenants).map(|tenant| [Cast::letter(tenant) as u8]).collect(),
-            checks_tags: true,
             reads_whole_pages: false,
             foreign: BTreeSet::new(),
             clock: 0,
             given_out: vec![0; pages],
             landed: vec![None; pages],
             stays: BTreeMap::new(),
-        };
-        (0..pages as u32).for_each(|page| tracer.poison(page));
-        tracer
-    }
-
-    fn poison(&mut self, page: u32) {
-        self.page(page).fill(POISON);
-        for layer in 0..LAYERS {
-            self.page(page)[layer * SLAB_BYTES..][..PageBytes::HEADER_BYTES].fill(0);
         }
     }
 
     /// Switches the comparison of tags off: a kernel that believes its block table.
     pub fn believe_block_tables(&mut self) {
-        self.checks_tags = false;
+        self.store.believe_block_tables();
     }
 
     /// A kernel that does not know where a page's tokens end.
@@ -130,15 +113,10 @@ impl Tracer {
         }
     }
 
-    fn page(&mut self, page: u32) -> &mut [u8] {
-        &mut self.bytes[page as usize * PAGE_BYTES..][..PAGE_BYTES]
-    }
-
     /// The author of what lies in a slot of a page, and what it says it is; nothing where nobody wrote.
     fn found(&self, page: u32, slot: usize) -> Option<(u32, u32)> {
-        let at = page as usize * PAGE_BYTES + PageBytes::HEADER_BYTES + slot * TOKEN_BYTES;
-        let token = u32::from_le_bytes(*self.bytes.get(at..)?.first_chunk()?);
-        let position = u32::from_le_bytes(*self.bytes.get(at + 4..)?.first_chunk()?);
+        let (token, position) = self.store.slot(page, 0, slot).split_first_chunk()?;
+        let (token, position) = (u32::from_le_bytes(*token), u32::from_le_bytes(*position.first_chunk()?));
         Some((self.cast.author(token)?, position))
     }
 
@@ -158,14 +136,12 @@ impl Tracer {
         for (index, page) in pages.iter().enumerate() {
             let fill = (end - index * PAGE_TOKENS).min(PAGE_TOKENS);
             let slots = if self.reads_whole_pages { PAGE_TOKENS } else { fill };
-            let fault = self.check(*page);
-            let foreign = self.see(reader, page.page, slots, fault.is_none());
-            if let Some(fault) = fault {
-                return Err(fault);
-            }
+            let checked = self.store.check(*page);
+            let foreign = self.see(reader, page.page, slots, checked.is_ok());
+            checked?;
             named = foreign.unwrap_or(named);
             is_number &= (0..slots).all(|slot| self.found(page.page, slot).is_some());
-            loaded.push(PageRef { page: page.page, tag: self.carried(page.page) });
+            loaded.push(PageRef { page: page.page, tag: self.store.carried(page.page) });
         }
         let read_set = self.reads.expected(span.position, span.tokens.len(), &loaded);
         let logits = span.logits.then(|| {
@@ -179,36 +155,14 @@ impl Tracer {
     }
 
     fn write(&mut self, page: PageRef, position: usize, token: u32, reader: u32) -> Result<(), PageFault> {
-        let slot = position % PAGE_TOKENS;
-        let is_wrong = self.tags.get(page.page as usize) != Some(&page.tag)
-            || slot != 0 && (0..LAYERS).any(|layer| self.tag_of_layer(page.page, layer) != page.tag);
-        if is_wrong && self.checks_tags {
-            self.see(reader, page.page, PAGE_TOKENS, false);
-            return Err(PageFault { layer: 0, page: page.page });
-        }
         let mut content = [0; TOKEN_BYTES];
         content[..4].copy_from_slice(&token.to_le_bytes());
         content[4..].copy_from_slice(&(position as u32).to_le_bytes());
-        for layer in 0..LAYERS {
-            let slab = &mut self.page(page.page)[layer * SLAB_BYTES..][..SLAB_BYTES];
-            if slot == 0 {
-                slab[..4].copy_from_slice(&page.tag.to_le_bytes());
-            }
-            slab[PageBytes::HEADER_BYTES + slot * TOKEN_BYTES..][..TOKEN_BYTES].copy_from_slice(&content);
+        let written = self.store.append(page, position % PAGE_TOKENS, |_| &content);
+        if written.is_err() {
+            self.see(reader, page.page, PAGE_TOKENS, false);
         }
-        Ok(())
-    }
-
-    /// The label check of a read.
-    fn check(&self, page: PageRef) -> Option<PageFault> {
-        let fault = |layer: usize| PageFault { layer: layer as u32, page: page.page };
-        if !self.checks_tags {
-            return None;
-        }
-        if page.tag == 0 || self.tags.get(page.page as usize) != Some(&page.tag) {
-            return Some(fault(0));
-        }
-        (0..LAYERS).find(|layer| self.tag_of_layer(page.page, *layer) != page.tag).map(fault)
+        written
     }
 
     /// Notes whose content lies in the first slots of a page that a request was told to read; gives the tenant of the
@@ -219,27 +173,6 @@ impl Tracer {
         let foreign: Vec<u32> = authors.filter(|author| self.cast.tenant(*author) != own).collect();
         self.foreign.extend(foreign.iter().map(|author| ForeignRead { reader, author: *author, page, was_read }));
         foreign.last().map(|author| self.cast.tenant(*author))
-    }
-
-    fn tag_of_layer(&self, page: u32, layer: usize) -> u32 {
-        let header = self.bytes.get(page as usize * PAGE_BYTES + layer * SLAB_BYTES..);
-        header.and_then(<[u8]>::first_chunk).map_or(0, |tag| u32::from_le_bytes(*tag))
-    }
-
-    /// The tag that the bytes of all layers carry.
-    fn carried(&self, page: u32) -> u32 {
-        let tag = self.tag_of_layer(page, 0);
-        if (1..LAYERS).all(|layer| self.tag_of_layer(page, layer) == tag) { tag } else { 0 }
-    }
-
-    fn holder(&self, page: PageRef) -> Result<usize, TransferError> {
-        let PageRef { page, tag } = page;
-        match self.tags.get(page as usize) {
-            Some(held) if tag != 0 && *held == tag => Ok(page as usize * PAGE_BYTES),
-            Some(_) if !self.checks_tags => Ok(page as usize * PAGE_BYTES),
-            Some(_) => Err(TransferError::OtherHolder { page }),
-            None => Err(KvStoreError::PageOutside { page, pages: self.tags.len() }.into()),
-        }
     }
 }
 
@@ -266,74 +199,42 @@ impl Compute for Tracer {
 
     fn logits(&self, span: usize, ticket: u64) -> Option<&[f32]> {
         let (held, _, logits) = self.results.get(span)?.as_ref().ok()?;
-        logits.as_deref().filter(|_| *held == ticket || !self.checks_tags)
+        logits.as_deref().filter(|_| *held == ticket || !self.store.is_checked())
     }
 
     fn assign(&mut self, page: PageRef) -> Result<(), KvStoreError> {
-        let PageRef { page, tag } = page;
-        let pages = self.tags.len();
-        match self.tags.get_mut(page as usize) {
-            Some(held) if (*held == 0 || !self.checks_tags) && tag != 0 => *held = tag,
-            Some(_) => return Err(KvStoreError::Assigned { page }),
-            None => return Err(KvStoreError::PageOutside { page, pages }),
-        }
+        self.store.assign(page)?;
         self.clock += 1;
-        self.given_out[page as usize] = self.clock;
-        self.landed[page as usize] = None;
+        self.given_out[page.page as usize] = self.clock;
+        self.landed[page.page as usize] = None;
         Ok(())
     }
 
     fn scrub(&mut self, page: u32) -> Result<(), KvStoreError> {
-        self.poison(page);
-        self.tags[page as usize] = 0;
-        Ok(())
+        self.store.scrub(page)
     }
 
     fn read_page(&self, page: PageRef) -> Result<PageBytes<'_>, TransferError> {
-        let bytes = self.held_page(page)?;
-        match (0..LAYERS).find(|layer| self.checks_tags && self.tag_of_layer(page.page, *layer) != page.tag) {
-            Some(layer) => Err(TransferError::OtherLife { page: page.page, layer }),
-            None => Ok(bytes),
-        }
+        self.store.read_page(page)
     }
 
     fn held_page(&self, page: PageRef) -> Result<PageBytes<'_>, TransferError> {
-        let start = self.holder(page)?;
-        let pages = self.tags.len();
-        PageBytes::new(&self.bytes[start..start + PAGE_BYTES], LAYERS, SLAB_BYTES)
-            .ok_or_else(|| KvStoreError::PageOutside { page: page.page, pages }.into())
+        self.store.held_page(page)
     }
 
     fn land(&mut self, page: PageRef, bytes: &[u8]) -> Result<(), TransferError> {
-        let start = self.holder(page)?;
-        if bytes.len() != PAGE_BYTES {
-            return Err(TransferError::Size { bytes: bytes.len(), page_bytes: PAGE_BYTES });
-        }
-        self.bytes[start..start + PAGE_BYTES].copy_from_slice(bytes);
+        self.store.land(page, bytes)?;
         self.clock += 1;
         self.landed[page.page as usize] = self.found(page.page, 0).map(|(author, _)| author);
         Ok(())
     }
 
     fn overwrite(&mut self, page: u32, bytes: &[u8]) {
-        let start = page as usize * PAGE_BYTES;
-        if let Some(to) = self.bytes.get_mut(start..start + PAGE_BYTES).filter(|to| to.len() == bytes.len()) {
-            to.copy_from_slice(bytes);
-            self.clock += 1;
-        }
+        self.clock += u64::from(self.store.overwrite(page, bytes).is_ok());
     }
 
     fn relabel(&mut self, page: PageRef, carried: u32, tag: u32) -> Result<(), TransferError> {
-        let start = self.holder(page)?;
-        for layer in 0..LAYERS {
-            if self.checks_tags && self.tag_of_layer(page.page, layer) != carried {
-                return Err(TransferError::OtherLife { page: page.page, layer });
-            }
-        }
-        for layer in 0..LAYERS {
-            self.bytes[start + layer * SLAB_BYTES..][..4].copy_from_slice(&tag.to_le_bytes());
-        }
-        self.tags[page.page as usize] = tag;
+        self.store.relabel(page, carried, tag)?;
         self.clock += 1;
         if let Some(reader) = self.landed[page.page as usize].take() {
             self.stay(reader, page.page);
@@ -342,7 +243,7 @@ impl Compute for Tracer {
     }
 
     fn content_bytes(&self) -> usize {
-        SLAB_BYTES - PageBytes::HEADER_BYTES
+        self.store.content_bytes()
     }
 
     fn vocabulary(&self) -> u32 {

@@ -3,35 +3,16 @@
 
 use super::SplitExecutor;
 use crate::compute::tracer::Tracer;
-use crate::config::{EngineConfig, Split};
-use crate::executor::tests::sealer;
+use crate::config::EngineConfig;
+use crate::executor::tests::{self as executor, label, prompt, sealer};
 use crate::sampling::Sampling;
 use crate::steps::{StepError, Steps};
-use engine_kernels::KvKind;
-use policies_domain::{Generation, Label, PageId, RequestId, TenantId};
+use policies_domain::{Generation, PageId, RequestId};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::time::Duration;
 
-pub(super) const CONFIG: EngineConfig = EngineConfig {
-    threads: 1,
-    pages: 24,
-    sequences_max: 4,
-    queue_max: 60,
-    prefill_chunk_tokens: 32,
-    context_tokens_max: None,
-    kv: KvKind::F32,
-    split: Split::Off,
-    decode_threads: None,
-};
-
-pub(super) fn label(number: u32) -> Label {
-    Label::of(TenantId::new(number).unwrap())
-}
-
-pub(super) fn prompt(tenant: u32, tokens: u32) -> Vec<u32> {
-    (0..tokens).map(|token| tenant * 1000 + token).collect()
-}
+pub(super) const CONFIG: EngineConfig = EngineConfig { queue_max: 60, ..executor::CONFIG };
 
 /// A request and what its client got.
 pub(super) struct Client {
