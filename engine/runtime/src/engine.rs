@@ -4,7 +4,8 @@ use crate::compute::CpuCompute;
 use crate::config::{EngineConfig, Split, StartEngineError, machine_memory_bytes};
 use crate::inbox::{Inbox, Refused};
 use crate::machine::{Machine, Pages};
-use crate::running::{Outlet, Running};
+use crate::outlet::Reader;
+use crate::running::Running;
 use crate::sampling::Sampling;
 use crate::sequence::{PromptInput, Sequence, TokenizeError};
 use crate::split::{Between, DecodeGroup, Pair, PrefillGroup, Terms};
@@ -384,7 +385,7 @@ pub(crate) fn enqueue(
         return Err(SubmitError::TooLong { tokens: tokens_max, tokens_max: context_max });
     }
     let (sender, receiver) = mpsc::channel(STEPS_AHEAD + 1);
-    let request = Running::new(sequence, sampling, tokens_max, Outlet::new(sender, sealer));
+    let request = Running::new(sequence, sampling, tokens_max, Reader::new(sender, sealer));
     let steps = Steps::new(request.request, receiver, inbox.clone(), prompt_tokens);
     match inbox.push(request) {
         Ok(()) => Ok(steps),

@@ -17,6 +17,7 @@ mod executor;
 mod fault;
 mod inbox;
 mod machine;
+mod outlet;
 mod running;
 mod sampling;
 mod sequence;

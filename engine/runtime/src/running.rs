@@ -2,17 +2,17 @@
 
 use crate::compute::Compute;
 use crate::detokenizer::{Detokenized, Detokenizer};
+use crate::outlet::{Group, Outlet, Reader, Said, Spoken};
 use crate::sampling::{Sampler, Sampling, SamplingScratch};
 use crate::sequence::Sequence;
-use crate::steps::{Delivery, STEPS_AHEAD, StepError, Timings, Usage};
+use crate::split::Prompt;
+use crate::steps::{Delivery, StepError, Timings, Usage};
 use crate::ticket::{Ticket, Ticketed};
 use engine_handoff::{FirstStep, FirstToken, Route};
 use engine_kv::{BlockTable, PAGE_TOKENS};
-use policies_domain::{Completion, Epoch, FinishReason, Label, PageTrace, RequestId, Seal, Sealer, SequenceId, Step};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use policies_domain::{Completion, Epoch, FinishReason, Label, PageTrace, RequestId, SequenceId, Step};
+use std::collections::VecDeque;
 use std::time::Instant;
-use tokio::sync::mpsc;
 
 /// A request from submission to its last step. Dropping it frees its pages.
 pub(crate) struct Running {
@@ -33,6 +33,8 @@ pub(crate) struct Running {
     pub(crate) route: Option<Route>,
     /// The token that came with its pages, before it was delivered.
     pub(crate) first: Option<u32>,
+    /// What was heard of its prompt and is not delivered yet, because its reader does not read.
+    heard: VecDeque<Heard>,
     /// Whose `block_table` that is.
     table: Option<Ticketed<SequenceId>>,
     pub(crate) sampler: Ticketed<Sampler>,
@@ -50,50 +52,10 @@ pub(crate) struct Running {
     pub(crate) restarted: bool,
 }
 
-/// The way to a request's reader, and what was said on it so far. Whoever computes a part of the request has a clone, and
-/// there is no moment at which two of them say something.
-#[derive(Clone)]
-pub(crate) struct Outlet {
-    deliveries: mpsc::Sender<Delivery>,
-    sealer: Arc<Sealer>,
-    progress: Arc<Progress>,
-}
-
-#[derive(Default)]
-struct Progress {
-    next_step: AtomicU32,
-    /// How often the request was begun anew: whoever works at an earlier try has nothing to say any more.
-    restarts: AtomicU32,
-    /// The reader was told that the request failed: nothing follows.
-    failed: AtomicBool,
-    /// The latest admission.
-    epoch: AtomicU64,
-    prefill_us: AtomicU64,
-}
-
-impl Outlet {
-    /// What is said comes sealed.
-    pub(crate) fn new(deliveries: mpsc::Sender<Delivery>, sealer: Sealer) -> Self {
-        Self { deliveries, sealer: Arc::new(sealer), progress: Arc::default() }
-    }
-
-    /// Steps from here on belong to this admission, whoever says them.
-    fn note_admission(&self, epoch: Epoch) {
-        self.progress.epoch.fetch_max(epoch.0, Ordering::Relaxed);
-    }
-
-    /// Whether it is this request's way out.
-    fn check(&self, request: RequestId) -> Result<(), StepError> {
-        if self.sealer.binding().request == request { Ok(()) } else { Err(StepError::RowBinding) }
-    }
-
-    fn seal(&self, index: u32, text: &str, finish: Option<FinishReason>) -> Seal {
-        self.sealer.seal(Epoch(self.progress.epoch.load(Ordering::Relaxed)), index, text.as_bytes(), finish)
-    }
-
-    pub(crate) fn note_prefill(&self, took_us: u64) {
-        self.progress.prefill_us.fetch_add(took_us, Ordering::Relaxed);
-    }
+/// Something that the prefill group said.
+enum Heard {
+    Read { trace: PageTrace, restarted: bool },
+    Failed(StepError),
 }
 
 /// Whether a request goes on after a delivery.
@@ -107,28 +69,54 @@ pub(crate) enum Next {
 
 impl Running {
     /// Of a request that was just submitted; its response is cut at `tokens_max` tokens of prompt and completion.
-    pub(crate) fn new(sequence: Sequence, sampling: Sampling, tokens_max: usize, outlet: Outlet) -> Self {
+    pub(crate) fn new(sequence: Sequence, sampling: Sampling, tokens_max: usize, reader: Reader) -> Self {
         let Sequence { tokens, label, request } = sequence;
         let ticket = Ticket::of(request);
-        Self {
+        let detokenizer = Ticketed::new(ticket, Detokenizer::new(&sampling.stop));
+        let prompt = Prompt {
             request,
             ticket,
             label,
             prompt_tokens: tokens.len(),
             tokens_max,
+            sampler: Ticketed::new(ticket, Sampler::new(sampling, &tokens)),
+            tokens,
+            restarts: 0,
+            presence: None,
+        };
+        Self::with(prompt, detokenizer, Outlet::Reader(reader))
+    }
+
+    /// Of a request whose prompt is computed here for another group, which is told what is read.
+    pub(crate) fn of_prompt(mut prompt: Prompt, route: Route, spoken: Spoken) -> Self {
+        let detokenizer = Ticketed::new(prompt.ticket, Detokenizer::new(&[]));
+        let outlet = Outlet::Group(Group { request: prompt.request, route, presence: prompt.presence.take(), spoken });
+        Self { route: Some(route), ..Self::with(prompt, detokenizer, outlet) }
+    }
+
+    fn with(prompt: Prompt, detokenizer: Ticketed<Detokenizer>, outlet: Outlet) -> Self {
+        let Prompt { request, ticket, label, tokens, prompt_tokens, tokens_max, sampler, restarts, presence: _ } =
+            prompt;
+        Self {
+            request,
+            ticket,
+            label,
+            tokens,
+            prompt_tokens,
+            tokens_max,
             computed: 0,
             block_table: None,
             route: None,
             first: None,
+            heard: VecDeque::new(),
             table: None,
-            detokenizer: Ticketed::new(ticket, Detokenizer::new(&sampling.stop)),
-            sampler: Ticketed::new(ticket, Sampler::new(sampling, &tokens)),
-            tokens,
+            detokenizer,
+            sampler,
             outlet,
             submitted: Instant::now(),
             arrival: 0,
             timings: Timings::default(),
-            restarts: 0,
+            restarts,
             handoffs_failed: 0,
             restarted: false,
         }
@@ -136,44 +124,35 @@ impl Running {
 
     /// The client has dropped its [`crate::Steps`] or was told of a failure, or this is an earlier try of the request.
     pub(crate) fn cancelled(&self) -> bool {
-        let Progress { restarts, failed, .. } = &*self.outlet.progress;
-        let earlier = restarts.load(Ordering::SeqCst) != self.restarts;
-        earlier || failed.load(Ordering::SeqCst) || self.outlet.deliveries.is_closed()
+        self.outlet.is_closed(self.restarts)
     }
 
     /// Its channel takes another step, and a last word after it.
     pub(crate) fn has_room(&self) -> bool {
-        self.outlet.deliveries.capacity() > 1
+        self.outlet.has_room()
     }
 
     /// Its reader has taken all that was there and waits: going on is worth a recomputation.
     pub(crate) fn may_resume(&self) -> bool {
-        self.outlet.deliveries.capacity() > STEPS_AHEAD
+        self.outlet.is_empty() && self.heard.is_empty()
     }
 
-    /// What a prefill group gets to know of the request: no text comes from there.
-    pub(crate) fn for_prefill(&self) -> Self {
-        Self {
+    /// What a prefill group gets to know of the request.
+    pub(crate) fn prompt(&self) -> Prompt {
+        let presence = match &self.outlet {
+            Outlet::Reader(reader) => Some(reader.presence.clone()),
+            Outlet::Group(_) => None,
+        };
+        Prompt {
             request: self.request,
             ticket: self.ticket,
-            table: None,
             label: self.label,
             tokens: self.tokens.clone(),
             prompt_tokens: self.prompt_tokens,
             tokens_max: self.tokens_max,
-            computed: 0,
-            block_table: None,
-            route: self.route,
-            first: None,
             sampler: self.sampler.clone(),
-            detokenizer: Ticketed::new(self.ticket, Detokenizer::new(&[])),
-            outlet: self.outlet.clone(),
-            submitted: self.submitted,
-            arrival: self.arrival,
-            timings: self.timings,
             restarts: self.restarts,
-            handoffs_failed: self.handoffs_failed,
-            restarted: self.restarted,
+            presence,
         }
     }
 
@@ -194,7 +173,7 @@ impl Running {
     /// It gets pages, none of which it has read. When a step was delivered before, its reader learns that these are others.
     pub(crate) fn begin(&mut self, block_table: BlockTable) {
         self.hold(block_table);
-        self.restarted |= self.outlet.progress.next_step.load(Ordering::Relaxed) > 0;
+        self.restarted |= matches!(&self.outlet, Outlet::Reader(reader) if reader.has_begun());
     }
 
     /// It lets go of its pages and is computed anew from its first token.
@@ -203,7 +182,9 @@ impl Running {
         self.computed = 0;
         self.restarted = true;
         self.restarts += 1;
-        self.outlet.progress.restarts.store(self.restarts, Ordering::SeqCst);
+        if let Outlet::Reader(reader) = &self.outlet {
+            reader.presence.note_restart(self.restarts);
+        }
     }
 
     /// It gets pages, for this admission.
@@ -232,7 +213,9 @@ impl Running {
         self.sampler.renew(self.ticket, ticket)?;
         self.detokenizer.renew(self.ticket, ticket)?;
         self.ticket = ticket;
-        self.outlet.note_admission(epoch);
+        if let Outlet::Reader(reader) = &mut self.outlet {
+            reader.note_admission(epoch);
+        }
         if self.restarts == 0 {
             self.timings.queued_us = u64::try_from(self.submitted.elapsed().as_micros()).unwrap_or(u64::MAX);
         }
@@ -244,9 +227,60 @@ impl Running {
         self.tokens.len() > self.prompt_tokens && self.tokens.len() - self.computed == 1
     }
 
-    /// A prefill chunk that did not reach the end of the prompt.
+    /// A prefill chunk that gives no text, or not here.
     pub(crate) fn deliver_read(&mut self, trace: PageTrace) -> Next {
-        self.deliver_step(trace, 0, String::new(), None)
+        if let Outlet::Reader(_) = &self.outlet {
+            return self.deliver_step(trace, 0, String::new(), None);
+        }
+        if self.cancelled() {
+            return Next::Ended;
+        }
+        if let Err(error) = self.outlet.check(self.request) {
+            return self.refuse_row(error);
+        }
+        if let Outlet::Group(group) = &self.outlet {
+            group.say(Said::Read { trace, prefill_us: std::mem::take(&mut self.timings.prefill_us) });
+        }
+        Next::GoesOn
+    }
+
+    /// Takes in what the prefill group said: for the reader, as soon as it reads.
+    pub(crate) fn hear(&mut self, said: Said) {
+        self.heard.push_back(match said {
+            Said::Read { trace, prefill_us } => {
+                self.timings.prefill_us += prefill_us;
+                Heard::Read { trace, restarted: std::mem::take(&mut self.restarted) }
+            }
+            Said::Failed(error) => Heard::Failed(error),
+        });
+    }
+
+    /// The reader gets what it has room for. `Some`: the request has failed, or its reader is gone.
+    pub(crate) fn deliver_heard(&mut self) -> Option<StepError> {
+        while self.has_room() {
+            match self.heard.pop_front()? {
+                Heard::Read { trace, restarted } => {
+                    let since = std::mem::replace(&mut self.restarted, restarted);
+                    let next = self.deliver_read(trace);
+                    self.restarted = since;
+                    if next == Next::Ended {
+                        return Some(StepError::Stopped);
+                    }
+                }
+                Heard::Failed(error) => return Some(error),
+            }
+        }
+        None
+    }
+
+    /// Something was heard and is not delivered.
+    pub(crate) fn has_heard(&self) -> bool {
+        !self.heard.is_empty()
+    }
+
+    /// It is known that its prompt cannot be computed, and its reader will be told.
+    pub(crate) fn will_fail(&self) -> bool {
+        self.heard.iter().any(|heard| matches!(heard, Heard::Failed(_)))
     }
 
     /// The logits after the last token: samples one, turns it into text, notices the end.
@@ -337,9 +371,14 @@ impl Running {
     /// The request ends without its answer.
     pub(crate) fn deliver_error(&self, error: StepError) -> Next {
         if !self.cancelled() {
-            // INVARIANT: a place is always kept for this; a closed channel is a cancel.
-            let _closed = self.outlet.deliveries.try_send(self.delivery(Err(error)));
-            self.outlet.progress.failed.store(true, Ordering::SeqCst);
+            match &self.outlet {
+                Outlet::Reader(reader) => {
+                    // INVARIANT: a place is always kept for this; a closed channel is a cancel.
+                    let _closed = reader.send(self.delivery(Err(error)));
+                    reader.presence.note_failure();
+                }
+                Outlet::Group(group) => group.say(Said::Failed(error)),
+            }
         }
         Next::Ended
     }
@@ -351,20 +390,20 @@ impl Running {
         if let Err(error) = self.outlet.check(self.request) {
             return self.refuse_row(error);
         }
+        let Outlet::Reader(reader) = &mut self.outlet else { return self.deliver_error(StepError::Internal) };
         let restarted = std::mem::take(&mut self.restarted);
-        let index = self.outlet.progress.next_step.fetch_add(1, Ordering::Relaxed);
-        let seal = self.outlet.seal(index, &text, finish);
+        let (index, seal) = reader.seal(&text, finish);
         let text = Completion::new(text);
         let step = Step { request: self.request, index, trace, restarted, tokens, text, finish, seal };
-        let sent = self.outlet.deliveries.try_send(self.delivery(Ok(step)));
-        if sent.is_err() || finish.is_some() { Next::Ended } else { Next::GoesOn }
+        let delivery = self.delivery(Ok(step));
+        let sent = matches!(&self.outlet, Outlet::Reader(reader) if reader.send(delivery));
+        if sent && finish.is_none() { Next::GoesOn } else { Next::Ended }
     }
 
     fn delivery(&self, result: Result<Step, StepError>) -> Delivery {
         let completion_tokens = self.tokens.len() - self.prompt_tokens;
         let usage = Usage { prompt_tokens: self.prompt_tokens, completion_tokens };
-        let prefill_us = self.outlet.progress.prefill_us.load(Ordering::Relaxed);
-        Delivery { result, usage, timings: Timings { prefill_us, ..self.timings } }
+        Delivery { result, usage, timings: self.timings }
     }
 }
 

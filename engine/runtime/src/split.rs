@@ -7,8 +7,8 @@
 //!
 //! ```text
 //! DecodeGroup: the desk, who has a slot, the decode side       PrefillGroup: the prefill side
-//!      |---- Request, Start ------------------------------------------>|   computes, samples, seals
-//!      |<--------------------------------------------------- Offer ----|
+//!      |---- Prompt, Start ------------------------------------------->|   computes, samples, seals
+//!      |<------------------------------ Said: what was read ... Offer ----|
 //!      |---- Fetch --------------------------------------------------->|
 //!      |<--------------------------------- Bytes, or the Table itself -|   two pools, or one
 //!      |---- Verified ------------------------------------------------>|
@@ -24,6 +24,7 @@ mod executor;
 mod fault_tests;
 mod pair;
 mod prefill_group;
+mod prompt;
 #[cfg(test)]
 #[cfg(feature = "fault-injection")]
 mod tests;
@@ -34,15 +35,15 @@ pub(crate) use decode_group::DecodeGroup;
 pub use executor::SplitExecutor;
 pub(crate) use pair::Pair;
 pub(crate) use prefill_group::PrefillGroup;
+pub(crate) use prompt::Prompt;
 pub(crate) use threads::Between;
 
 use crate::compute::Compute;
 use crate::machine::Machine;
-use crate::running::Running;
-use crate::sampling::Sampler;
+use crate::outlet::Said;
 use engine_handoff::{
     Checks, ContentDigest, ContentKey, ContentTotals, Fingerprint, HandoffKey, LandedPage, Message, PageSlot, Party,
-    RequestDigest, RequestFacts, Route,
+    Route,
 };
 use engine_kernels::PageRef;
 use engine_kv::{Capability, OutboundTable, PageLabel, PagePool, PageState};
@@ -88,19 +89,6 @@ impl Terms {
         let (fingerprint, handoffs_max) = (Fingerprint(fingerprint), HANDOFFS_PER_SLOT * slots);
         Some(Self { key, content, fingerprint, in_place, handoffs_max, checks: Checks::ALL })
     }
-
-    /// Of one's own copy of a request.
-    fn digest(&self, request: &Running) -> RequestDigest {
-        let facts = RequestFacts {
-            domain: request.label,
-            tokens: &request.tokens,
-            // Another request's sampler: such a digest is nobody's.
-            sampling: &request.sampler.of(request.ticket).map(Sampler::facts).unwrap_or_default(),
-            adapter_generation: 0,
-            fingerprint: self.fingerprint,
-        };
-        facts.digest(&self.key)
-    }
 }
 
 /// What goes from one group to the other.
@@ -108,7 +96,9 @@ pub(crate) enum Parcel {
     /// A word of the protocol.
     Message { from: Party, to: Party, message: Message },
     /// What the next `Start` is about.
-    Request { route: Route, request: Box<Running> },
+    Prompt { route: Route, prompt: Box<Prompt> },
+    /// What came of the prompt so far.
+    Said { route: Route, said: Said },
     /// All pages of a handoff, one behind the other.
     Bytes { route: Route, bytes: Vec<u8> },
     /// The pages themselves, where both groups have one pool.

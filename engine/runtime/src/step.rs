@@ -161,7 +161,8 @@ impl Stepper {
         if self.running.is_empty() {
             machine.compute.give_back(PAGES_KEPT);
         }
-        self.running.iter().any(|request| request.has_room() && (self.role == Role::Whole || request.is_here()))
+        let goes_on = |request: &Running| self.role == Role::Whole || request.is_here() || request.has_heard();
+        self.running.iter().any(|request| request.has_room() && goes_on(request))
     }
 
     /// One chunk of somebody's prompt, one token of everybody else.
@@ -290,7 +291,7 @@ impl Stepper {
         let planted = self.planted_logits(machine, part, span);
         let request = &mut self.running[part.index];
         match stage {
-            Stage::Prefill => request.outlet.note_prefill(took_us),
+            Stage::Prefill => request.timings.prefill_us += took_us,
             Stage::Decode => request.timings.decode_us += took_us,
         }
         request.computed = part.end;
@@ -464,11 +465,12 @@ impl Stepper {
     /// whoever judges reads. The request ends whatever they say.
     fn refuse_write(&mut self, ticket: Ticket, trace: PageTrace) {
         let Some(index) = self.place_of(ticket) else { return };
-        let mut request = self.running.remove(index);
+        let request = &mut self.running[index];
         tracing::error!(request_id = %request.request, "a page that is not the request's was to be written");
         if request.deliver_read(trace) == Next::GoesOn {
             request.deliver_error(StepError::Internal);
         }
+        self.leave(index, None);
     }
 
     /// Whether the step loop compares what it is told with what the log and the kernels say.

@@ -13,7 +13,8 @@ use crate::step::{Role, Stepper};
 use crate::steps::StepError;
 use engine_handoff::{
     AbortReason, Attempt, Check, DecodeConfig, DecodeHost, DecodeInput, DecodeSide, DeskConfig, Effect, End, FirstStep,
-    HandoffDesk, HandoffId, Incarnation, Landed, Message, Opening, Order, PageSlot, Party, Refusal, Route,
+    HandoffDesk, HandoffId, Incarnation, Landed, Message, Opening, Order, PageSlot, Party, Refusal, RequestDigest,
+    Route,
 };
 use engine_kv::{BlockTable, InboundTable, OutboundTable, PAGE_TOKENS, PageState, Ticket};
 use policies_domain::{Generation, Outcome, PageId, TransferId};
@@ -132,6 +133,7 @@ impl DecodeGroup {
 
     /// One token for everybody who has pages.
     pub(crate) fn step(&mut self, machine: &mut Machine<impl Compute>, now: Duration) {
+        self.deliver_heard();
         self.deliver_firsts(machine);
         self.stepper.decode_once(machine);
         self.settle(machine, now);
@@ -163,8 +165,15 @@ impl DecodeGroup {
                 self.tell(machine, now, input);
             }
             Parcel::Table { route, table } => self.take(machine, now, route, *table),
+            Parcel::Said { route, said } => {
+                // Nobody waits for what is said of a handoff that its request has left.
+                if let Some(request) = self.stepper.running.iter_mut().find(|request| request.route == Some(route)) {
+                    request.hear(said);
+                }
+                self.deliver_heard();
+            }
             // Not this group's to get.
-            Parcel::Message { .. } | Parcel::Request { .. } | Parcel::Returned { .. } => (),
+            Parcel::Message { .. } | Parcel::Prompt { .. } | Parcel::Returned { .. } => (),
         }
     }
 
@@ -203,8 +212,7 @@ impl DecodeGroup {
     /// Opens a handoff for a request. `false`: there are too many already.
     fn open(&mut self, machine: &mut Machine<impl Compute>, now: Duration, index: usize) -> bool {
         let request = &self.stepper.running[index];
-        let order =
-            Order { domain: request.label, request: self.terms.digest(request), tokens: request.tokens.len() as u32 };
+        let order = Order { domain: request.label, request: self.digest(request), tokens: request.tokens.len() as u32 };
         let (attempt, ids) = (Attempt(request.restarts), &mut self.ids);
         let opening = Opening { order, attempt, prefill: self.prefill, decode: self.side.life() };
         let draw = || {
@@ -230,13 +238,32 @@ impl DecodeGroup {
         true
     }
 
+    /// What was heard of prompts leaves, as their readers read.
+    fn deliver_heard(&mut self) {
+        for index in (0..self.stepper.running.len()).rev() {
+            match self.stepper.running[index].deliver_heard() {
+                None => (),
+                Some(StepError::Stopped) => drop(self.stepper.running.remove(index)),
+                Some(error) => self.stepper.fail(index, error),
+            }
+        }
+        // Whoever lost its slot meanwhile comes back when all of it has been read.
+        self.stepper.preempted.retain_mut(|request| match request.deliver_heard() {
+            None => true,
+            Some(error) => {
+                request.deliver_error(error);
+                false
+            }
+        });
+    }
+
     /// The first tokens of what was committed leave, as their readers read.
     fn deliver_firsts(&mut self, machine: &mut Machine<impl Compute>) {
         let mut index = 0;
         while index < self.stepper.running.len() {
             let request = &mut self.stepper.running[index];
             index += 1;
-            if !request.has_room() || !request.is_here() {
+            if !request.has_room() || !request.is_here() || request.has_heard() {
                 continue;
             }
             let Some(token) = request.first.take() else { continue };
@@ -297,10 +324,14 @@ impl DecodeGroup {
         let Message::Reserve { route, order, credit_ms } = message else { return message };
         let own = self.request(route).map(|request| Order {
             domain: request.label,
-            request: self.terms.digest(request),
+            request: self.digest(request),
             tokens: request.tokens.len() as u32,
         });
         Message::Reserve { route, order: own.unwrap_or(order), credit_ms }
+    }
+
+    fn digest(&self, request: &Running) -> RequestDigest {
+        self.terms.digest(request.label, &request.tokens, request.sampler.of(request.ticket).ok())
     }
 
     fn request(&self, route: Route) -> Option<&Running> {
@@ -313,8 +344,8 @@ impl DecodeGroup {
                 if let Message::Start { route, .. } = &message
                     && let Some(request) = self.request(*route)
                 {
-                    let request = Box::new(request.for_prefill());
-                    self.outbox.push_back(Parcel::Request { route: *route, request });
+                    let prompt = Box::new(request.prompt());
+                    self.outbox.push_back(Parcel::Prompt { route: *route, prompt });
                 }
                 self.outbox.push_back(Parcel::Message { from: by, to, message });
                 None
@@ -396,6 +427,9 @@ impl DecodeGroup {
         let End::Aborted(reason) = end else { return };
         let Some(index) = self.stepper.running.iter().position(|request| request.route == Some(route)) else { return };
         let refusal = self.inbound.get(&route.id).and_then(|inbound| inbound.refusal);
+        if self.stepper.running[index].will_fail() {
+            return;
+        }
         let counts = machine.pool.counts();
         // Pages of handoffs that are ending come back; with nobody's to come, waiting would be for ever.
         let alone = self.stepper.running.len() == 1 && counts.free + counts.quarantined == counts.total;

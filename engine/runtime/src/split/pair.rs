@@ -46,7 +46,8 @@ impl<C: Compute> Pair<C> {
     /// Admits whoever may have a slot. `false`: nobody can go on.
     pub(crate) fn look(&mut self, now: Duration, queue: &mut Queue) -> bool {
         let found = self.decode.look(&mut self.machine, now, queue);
-        found || self.prefill.has_work() || !self.decode.outbox.is_empty() || !self.prefill.outbox.is_empty()
+        let of_prefill = self.of_prefill.as_ref().unwrap_or(&self.machine);
+        found || self.prefill.has_work(of_prefill) || !self.decode.outbox.is_empty() || !self.prefill.outbox.is_empty()
     }
 
     /// One chunk of somebody's prompt, one token of everybody who has pages.

@@ -3,9 +3,10 @@
 #[cfg(feature = "fault-injection")]
 mod planting;
 
-use super::{HEARTBEAT, LEASE, Parcel, Terms, held_by, life_of, measure, quarantine, slots};
+use super::{HEARTBEAT, LEASE, Parcel, Prompt, Terms, held_by, life_of, measure, quarantine, slots};
 use crate::compute::Compute;
 use crate::machine::Machine;
+use crate::outlet::Spoken;
 use crate::running::Running;
 use crate::step::{Left, PAGES_KEPT, Role, Stepper};
 use crate::steps::StepError;
@@ -13,7 +14,7 @@ use engine_handoff::{
     Effect, FirstStep, HandoffId, Incarnation, Message, Order, PageSlot, Party, PrefillConfig, PrefillEnd, PrefillHost,
     PrefillInput, PrefillSide, Route, SealedPage,
 };
-use engine_kv::{BlockTable, OutboundTable, PagePool, PageState};
+use engine_kv::{BlockTable, OutboundTable, PAGE_TOKENS, PagePool, PageState};
 use policies_domain::{Generation, HolderId, Outcome, PageId, PageLife, TicketKind};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -26,8 +27,10 @@ pub(crate) struct PrefillGroup {
     pub(crate) outbox: VecDeque<Parcel>,
     side: PrefillSide,
     terms: Terms,
-    /// Requests that were sent and not yet ordered. At most `handoffs_max`.
-    requests: BTreeMap<HandoffId, Box<Running>>,
+    /// What was sent and is not yet ordered. At most `handoffs_max`.
+    prompts: BTreeMap<HandoffId, Box<Prompt>>,
+    /// What is to be told of prompts, and is not in the outbox yet.
+    spoken: Spoken,
     /// In the order in which they were ordered; they wait for pages.
     waiting: VecDeque<Running>,
     outbound: BTreeMap<HandoffId, Outbound>,
@@ -78,7 +81,8 @@ impl PrefillGroup {
             outbox: VecDeque::new(),
             side: PrefillSide::new(Arc::new(config), life),
             terms,
-            requests: BTreeMap::new(),
+            prompts: BTreeMap::new(),
+            spoken: Spoken::default(),
             waiting: VecDeque::new(),
             outbound: BTreeMap::new(),
             copies: 0,
@@ -87,20 +91,25 @@ impl PrefillGroup {
         }
     }
 
-    /// Somebody's prompt can be computed now.
-    pub(crate) fn has_work(&self) -> bool {
-        self.stepper.running.iter().any(Running::has_room) || !self.waiting.is_empty()
+    /// Somebody's prompt can be computed now, or can never be.
+    pub(crate) fn has_work(&self, machine: &Machine<impl Compute>) -> bool {
+        let counts = machine.pool.counts();
+        let may_begin = |request: &Running| {
+            let pages = request.tokens.len().div_ceil(PAGE_TOKENS);
+            pages <= counts.free || counts.free + counts.quarantined >= counts.total
+        };
+        !self.stepper.running.is_empty() || self.waiting.front().is_some_and(may_begin)
     }
 
     /// Takes in what the decode group sent.
     pub(crate) fn receive(&mut self, machine: &mut Machine<impl Compute>, now: Duration, parcel: Parcel) {
         match parcel {
             #[cfg_attr(not(feature = "fault-injection"), allow(unused_mut, reason = "a fault changes it"))]
-            Parcel::Request { route, mut request } => {
+            Parcel::Prompt { route, mut prompt } => {
                 #[cfg(feature = "fault-injection")]
-                self.plant_request(&mut request);
-                if self.requests.len() < self.terms.handoffs_max {
-                    self.requests.insert(route.id, request);
+                self.plant_prompt(&mut prompt);
+                if self.prompts.len() < self.terms.handoffs_max {
+                    self.prompts.insert(route.id, prompt);
                 }
             }
             Parcel::Message { from, to: Party::Prefill, message } => {
@@ -111,11 +120,11 @@ impl PrefillGroup {
                 };
                 self.tell(machine, now, PrefillInput::Message { from, message });
                 // Taken by now, unless it was said again or refused.
-                started.and_then(|id| self.requests.remove(&id));
+                started.and_then(|id| self.prompts.remove(&id));
             }
             Parcel::Returned { route } => self.returned(machine, now, route),
             // Not this group's to get.
-            Parcel::Message { .. } | Parcel::Bytes { .. } | Parcel::Table { .. } => (),
+            Parcel::Message { .. } | Parcel::Bytes { .. } | Parcel::Table { .. } | Parcel::Said { .. } => (),
         }
     }
 
@@ -129,6 +138,7 @@ impl PrefillGroup {
         self.forget_the_cancelled(machine, now);
         self.begin(machine, now);
         self.stepper.prefill_one_chunk(machine);
+        self.speak();
         let idle = self.stepper.running.is_empty() && self.waiting.is_empty() && self.outbound.is_empty();
         if idle && !self.terms.in_place {
             machine.compute.give_back(PAGES_KEPT);
@@ -141,10 +151,10 @@ impl PrefillGroup {
     /// The order as this group's own copy of the request says it.
     fn own_order(&self, message: Message) -> Message {
         let Message::Start { route, order } = message else { return message };
-        let own = self.requests.get(&route.id).map(|request| Order {
-            domain: request.label,
-            request: self.terms.digest(request),
-            tokens: request.tokens.len() as u32,
+        let own = self.prompts.get(&route.id).map(|prompt| Order {
+            domain: prompt.label,
+            request: prompt.digest(&self.terms),
+            tokens: prompt.tokens.len() as u32,
         });
         Message::Start { route, order: own.unwrap_or(order) }
     }
@@ -214,7 +224,14 @@ impl PrefillGroup {
         self.tell(machine, now, input);
     }
 
+    /// What was said comes before what the protocol makes of it.
+    fn speak(&mut self) {
+        let spoken = self.spoken.take().into_iter();
+        self.outbox.extend(spoken.map(|(route, said)| Parcel::Said { route, said }));
+    }
+
     fn tell(&mut self, machine: &mut Machine<impl Compute>, now: Duration, input: PrefillInput) {
+        self.speak();
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
             let host = Host { pool: &machine.pool, outbound: &self.outbound };
@@ -239,9 +256,9 @@ impl PrefillGroup {
                 self.outbox.extend(messages.into_iter().map(|message| Parcel::Message { from, to, message }));
                 None
             }
-            Effect::StartPrefill { route, .. } => match self.requests.remove(&route.id) {
-                Some(request) => {
-                    self.waiting.push_back(*request);
+            Effect::StartPrefill { route, .. } => match self.prompts.remove(&route.id) {
+                Some(prompt) => {
+                    self.waiting.push_back(Running::of_prompt(*prompt, route, self.spoken.clone()));
                     None
                 }
                 None => Some(PrefillInput::Prefilled { route, end: PrefillEnd::Failed }),
@@ -324,7 +341,7 @@ impl PrefillGroup {
 
     /// This group works at nothing while it is told something. What the decode group has comes back first.
     fn fence(&mut self, route: Route) -> Option<PrefillInput> {
-        self.requests.remove(&route.id);
+        self.prompts.remove(&route.id);
         self.waiting.retain(|request| request.route != Some(route));
         self.stepper.running.retain(|request| request.route != Some(route));
         match self.outbound.get_mut(&route.id) {

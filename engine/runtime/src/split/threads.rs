@@ -8,9 +8,6 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a prefill group looks whether a reader that had stopped reads again.
-const STALLED_PAUSE: Duration = Duration::from_millis(20);
-
 /// Parcels for one group. Bounded by the handoffs that may be open, each of which has a few parcels on its way at most.
 #[derive(Default)]
 pub(crate) struct Mailbox {
@@ -95,11 +92,7 @@ impl Between {
         machine.compute.tie_caller();
         let mut ticked = Duration::ZERO;
         while !self.inbox.is_stopped() {
-            let pause = match (group.has_work(), group.stepper.running.is_empty()) {
-                (true, _) => Duration::ZERO,
-                (false, false) => STALLED_PAUSE,
-                (false, true) => TICK,
-            };
+            let pause = if group.has_work(&machine) { Duration::ZERO } else { TICK };
             let parcels = self.to_prefill.wait(pause);
             let now = self.started.elapsed();
             for parcel in parcels {

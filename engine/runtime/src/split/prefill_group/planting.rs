@@ -4,20 +4,19 @@ use super::PrefillGroup;
 use crate::compute::Compute;
 use crate::fault::Fault;
 use crate::machine::Machine;
-use crate::running::Running;
-use crate::split::held_by;
+use crate::split::{Prompt, held_by};
 use engine_handoff::{Message, PageSlot, Route};
 use engine_kernels::PageBytes;
 use policies_domain::{Label, TenantId};
 
 impl PrefillGroup {
-    /// What it takes a request for.
-    pub(super) fn plant_request(&self, request: &mut Running) {
-        match self.stepper.planted.fault_for(request.label) {
+    /// What it takes a prompt for.
+    pub(super) fn plant_prompt(&self, prompt: &mut Prompt) {
+        match self.stepper.planted.fault_for(prompt.label) {
             Some(Fault::WrongDomain { reader }) => {
-                request.label = TenantId::new(reader.number() + 1).map_or(request.label, Label::of);
+                prompt.label = TenantId::new(reader.number() + 1).map_or(prompt.label, Label::of);
             }
-            Some(Fault::OtherPrompt { .. }) => request.tokens.swap(0, 1),
+            Some(Fault::OtherPrompt { .. }) => prompt.tokens.swap(0, 1),
             _ => (),
         }
     }
