@@ -6,7 +6,9 @@
 mod binary;
 mod client;
 mod demo;
+mod program;
 
 pub use binary::{binary, model_path, repository, run};
 pub use client::{Client, Event, Response, chat};
 pub use demo::{Demo, Tenant};
+pub use program::Program;

@@ -257,10 +257,12 @@ pub enum Handover {
     Relabel = 1,
     /// They are copied from one pool to another.
     Copy = 2,
+    /// They come from another process, over a link.
+    Staged = 3,
 }
 
 impl Handover {
-    const ALL: [Self; 3] = [Self::None, Self::Relabel, Self::Copy];
+    const ALL: [Self; 4] = [Self::None, Self::Relabel, Self::Copy, Self::Staged];
 
     /// As reports name it.
     #[must_use]
@@ -269,6 +271,7 @@ impl Handover {
             Self::None => "none",
             Self::Relabel => "relabel",
             Self::Copy => "copy",
+            Self::Staged => "staged",
         }
     }
 }

@@ -103,6 +103,7 @@ fn coverage(coverage: Coverage) -> String {
         Handover::None => "",
         Handover::Relabel => "sealed handoff of pages that stay",
         Handover::Copy => "sealed handoff of pages that are copied",
+        Handover::Staged => "sealed handoff of pages from another process",
     };
     let on = [
         (coverage.label_gate, "label gate"),

@@ -131,12 +131,20 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
+impl Listener {
+    /// Removes a Unix socket from the file system: nobody finds it any more. For a process that ends while it is listened
+    /// at; a listener that is dropped does it itself.
+    pub fn withdraw(&self) {
         if let Address::Unix(path) = &self.address {
             // It may be gone already.
             let _gone = fs::remove_file(path);
         }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.withdraw();
     }
 }
 

@@ -41,13 +41,18 @@ pub enum Split {
     /// Two groups with threads and a pool each, which has [`EngineConfig::pages`]: pages are copied. No prefill makes a
     /// decode wait.
     Copy,
+    /// Prompts are computed by a worker, which is another process, perhaps on another machine; pages come over a link. What
+    /// [`Split::Auto`] is where there is one.
+    Staged,
 }
 
 impl Split {
     /// As the configuration writes it.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::Auto, Self::Off, Self::Relabel, Self::Copy].into_iter().find(|split| split.as_str() == text)
+        [Self::Auto, Self::Off, Self::Relabel, Self::Copy, Self::Staged]
+            .into_iter()
+            .find(|split| split.as_str() == text)
     }
 
     /// As the configuration writes it.
@@ -58,13 +63,19 @@ impl Split {
             Self::Off => "off",
             Self::Relabel => "relabel",
             Self::Copy => "copy",
+            Self::Staged => "staged",
         }
     }
 
-    /// What really runs: never [`Split::Auto`].
+    /// What really runs, never [`Split::Auto`], where there is a prefill worker or none. `None` for what needs the other.
     #[must_use]
-    pub fn resolved(self) -> Self {
-        if self == Self::Auto { Self::Relabel } else { self }
+    pub fn resolved(self, has_worker: bool) -> Option<Self> {
+        match (self, has_worker) {
+            (Self::Auto | Self::Staged, true) => Some(Self::Staged),
+            (Self::Auto | Self::Relabel, false) => Some(Self::Relabel),
+            (Self::Off | Self::Copy, false) => Some(self),
+            (Self::Staged, false) | (Self::Off | Self::Relabel | Self::Copy, true) => None,
+        }
     }
 }
 
@@ -151,6 +162,14 @@ pub enum StartEngineError {
     /// What is handed over is compared by a digest, and there is none for pages of this size.
     #[error("the model's pages are too large to be handed over: set `split` to \"off\"")]
     Handoff,
+    /// Where prompts are computed and how that is set do not agree.
+    #[error("engine setting `split` is \"{split}\", and there is {} prefill worker", if *has_worker { "a" } else { "no" })]
+    Split {
+        /// As given.
+        split: &'static str,
+        /// Whether there is one.
+        has_worker: bool,
+    },
     /// The system gave no random bytes for the page tags.
     #[error("the system gave no random bytes")]
     Entropy,
@@ -190,6 +209,12 @@ impl EngineConfig {
         }
     }
 
+    /// Tokens of prompt and completion together at most, with a model of this context: the configured context, else the
+    /// model's, or the pool if that is smaller.
+    pub(crate) fn context_max(&self, context_length: usize) -> usize {
+        self.context_tokens_max.unwrap_or(context_length).min(self.pages * PAGE_TOKENS)
+    }
+
     /// Of the prefill and of the decode group, when each has a team of its own.
     pub(crate) fn teams(&self) -> [usize; 2] {
         let decode = self.decode_threads.unwrap_or(self.threads / 4).max(1);
@@ -201,7 +226,7 @@ impl EngineConfig {
         let Some(memory_bytes) = memory_bytes else { return Ok(()) };
         let pages = self.pages;
         // Groups that copy have a store each.
-        let stores = if self.split.resolved() == Split::Copy { 2 } else { 1 };
+        let stores = if self.split == Split::Copy { 2 } else { 1 };
         let page_bytes = (page_bytes as u64).saturating_add(PAGE_RECORD_BYTES);
         let bytes = (pages as u64).saturating_mul(page_bytes).saturating_mul(stores);
         if bytes > memory_bytes { Err(StartEngineError::PoolTooLarge { pages, bytes, memory_bytes }) } else { Ok(()) }
@@ -254,9 +279,13 @@ mod tests {
 
     #[test]
     fn a_split_is_read_as_it_is_written_and_auto_is_one_of_the_others() {
-        for split in [Split::Auto, Split::Off, Split::Relabel, Split::Copy] {
+        for split in [Split::Auto, Split::Off, Split::Relabel, Split::Copy, Split::Staged] {
             assert_eq!(Split::parse(split.as_str()), Some(split));
-            assert_ne!(split.resolved(), Split::Auto);
+            for has_worker in [false, true] {
+                assert_ne!(split.resolved(has_worker), Some(Split::Auto));
+                let fits = split == Split::Auto || has_worker == (split == Split::Staged);
+                assert_eq!(split.resolved(has_worker).is_some(), fits, "{split:?}");
+            }
         }
         assert_eq!(Split::parse("both"), None);
     }

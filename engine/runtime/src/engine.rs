@@ -1,10 +1,11 @@
 //! The handle that the gateway holds.
 
-use crate::compute::CpuCompute;
+use crate::compute::{Compute, CpuCompute};
 use crate::config::{EngineConfig, Split, StartEngineError, machine_memory_bytes};
 use crate::inbox::{Inbox, Refused};
 use crate::machine::{Machine, Pages};
 use crate::outlet::Reader;
+use crate::remote::{Arrivals, RemotePeer, RemotePrefill, link_terms};
 use crate::running::Running;
 use crate::sampling::Sampling;
 use crate::sequence::{PromptInput, Sequence, TokenizeError};
@@ -13,7 +14,7 @@ use crate::step::{Role, Stepper};
 use crate::steps::{STEPS_AHEAD, Steps};
 use engine_handoff::Incarnation;
 use engine_kernels::{KvKind, KvShape, KvStore};
-use engine_kv::{PAGE_TOKENS, PageCounts, PageFormat, PagePool};
+use engine_kv::{PageCounts, PageFormat, PagePool};
 use engine_model::Model;
 use policies_domain::{Epoch, Permit, Sealer};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -53,6 +54,8 @@ pub(crate) struct Counters {
     /// Nanoseconds spent on digests of what was handed over, on both ends.
     verified_ns: AtomicU64,
     alive: AtomicBool,
+    /// Prompts are computed by a worker, and none is connected.
+    pub(crate) prefill_away: AtomicBool,
     admissions: AtomicU64,
 }
 
@@ -113,6 +116,8 @@ impl Drop for Ends {
 pub struct EngineStats {
     /// The step loop runs.
     pub alive: bool,
+    /// Prompts are computed by a worker, and none is connected: requests wait a while and fail then.
+    pub prefill_away: bool,
     /// Admitted requests.
     pub sequences_running: usize,
     /// Requests in the queue.
@@ -153,84 +158,102 @@ pub enum SubmitError {
 }
 
 impl Engine {
-    /// Makes the KV store and starts the engine's thread.
+    /// Makes the KV store and starts the engine's threads.
     ///
     /// # Errors
     /// [`StartEngineError`].
     pub fn start(model: Arc<Model>, config: EngineConfig) -> Result<Self, StartEngineError> {
-        config.check(model.config().context_length)?;
-        let fingerprint = model.fingerprint(config.kv);
-        let shape = KvShape {
-            layers: model.config().layers,
-            kv_heads: model.config().kv_heads,
-            head_dim: model.config().head_dim,
-            pages: config.pages,
-        };
-        // Before anything is made for each page.
-        config.check_memory(KvStore::page_bytes_of(shape, config.kv)?, machine_memory_bytes())?;
-        let machine = |threads, first| {
-            let store = KvStore::with_kind(shape, config.kv)?;
-            let compute = CpuCompute::new(&model, store, threads, config.step_tokens_max());
-            let compat = u16::from_le_bytes([fingerprint[0], fingerprint[1]]);
-            let (count, format, boot_secret) = (config.pages, page_format(config.kv), random()?);
-            Ok::<_, StartEngineError>(Machine::new(compute, Pages { count, first, boot_secret, format, compat }))
-        };
-        let inbox = Arc::new(Inbox::new(config.sequences_max + config.queue_max));
-        let counters = Arc::new(Counters::new());
-        let stepper = |role| Stepper::new(role, inbox.clone(), counters.clone(), config);
-        let mut threads = Threads { alive: Arc::new(Alive(counters.clone(), inbox.clone())), running: Vec::new() };
-        let split = config.split.resolved();
+        Self::start_with(model, config, None)
+    }
+
+    /// As [`Engine::start`]; prompts are computed by a worker when there is one. It need not be there yet.
+    ///
+    /// # Errors
+    /// [`StartEngineError`].
+    pub fn start_with(
+        model: Arc<Model>,
+        config: EngineConfig,
+        prefill: Option<RemotePrefill>,
+    ) -> Result<Self, StartEngineError> {
+        let (split, has_worker) = (config.split.as_str(), prefill.is_some());
+        let split = config.split.resolved(has_worker).ok_or(StartEngineError::Split { split, has_worker })?;
         let [prefill_threads, decode_threads] = match split {
             Split::Copy => config.teams(),
             _ => [0, config.threads],
         };
         // INVARIANT: `config.check` bounds `pages` below half of `u32::MAX`.
         let first_page = if split == Split::Copy { u32::try_from(config.pages).unwrap_or(u32::MAX) } else { 0 };
-        let of_decode = machine(decode_threads, first_page)?;
+        let (of_decode, page_bytes) = cpu_machine(&model, config, decode_threads, first_page)?;
+        let (fingerprint, context_max) =
+            (model.fingerprint(config.kv), config.context_max(model.config().context_length));
+        let inbox = Arc::new(Inbox::new(config.sequences_max + config.queue_max));
+        let counters = Arc::new(Counters::new());
+        let stepper = |role| Stepper::new(role, inbox.clone(), counters.clone(), config);
+        let mut threads = Threads { alive: Arc::new(Alive(counters.clone(), inbox.clone())), running: Vec::new() };
         let mut pools = vec![of_decode.pool.clone()];
         #[cfg(feature = "fault-injection")]
         let planted = crate::fault::Planted::default();
-        let groups = |compute: &CpuCompute| {
-            let terms = Terms::new(random()?, compute, fingerprint, split == Split::Relabel, config.sequences_max);
-            let terms = terms.ok_or(StartEngineError::Handoff)?;
-            let lives = [Incarnation(random_number()?), Incarnation(random_number()?)];
-            #[cfg_attr(not(feature = "fault-injection"), allow(unused_mut, reason = "faults are planted in them"))]
-            let [mut decode, mut prefill] = [stepper(Role::Decode), stepper(Role::Prefill)];
+        let secret = random()?;
+        let terms = |compute: &CpuCompute| {
+            let (content_bytes, in_place) = (compute.content_bytes(), split == Split::Relabel);
+            let terms = Terms::new(secret, content_bytes, fingerprint, in_place, config.sequences_max);
+            terms.ok_or(StartEngineError::Handoff)
+        };
+        let group = |role| {
+            #[cfg_attr(not(feature = "fault-injection"), allow(unused_mut, reason = "faults are planted in it"))]
+            let mut group = stepper(role);
             #[cfg(feature = "fault-injection")]
             {
-                (decode.planted, prefill.planted) = (planted.clone(), planted.clone());
+                group.planted = planted.clone();
             }
-            let decode = DecodeGroup::new(decode, terms.clone(), lives[0], lives[1], random()?);
-            Ok::<_, StartEngineError>((decode, PrefillGroup::new(prefill, terms, lives[1])))
+            group
         };
-        match split {
-            Split::Copy => {
-                let of_prefill = machine(prefill_threads, 0)?;
-                pools.push(of_prefill.pool.clone());
-                let (decode, prefill) = groups(&of_decode.compute)?;
+        let groups = |terms: Terms| {
+            let lives = [Incarnation(random_number()?), Incarnation(random_number()?)];
+            let decode = DecodeGroup::new(group(Role::Decode), terms.clone(), lives[0], Some(lives[1]), random()?);
+            Ok::<_, StartEngineError>((decode, PrefillGroup::new(group(Role::Prefill), terms, lives[1])))
+        };
+        match (split, prefill) {
+            (Split::Staged, Some(remote)) => {
+                let (terms, life) = (terms(&of_decode.compute)?, Incarnation(random_number()?));
+                let decode = DecodeGroup::new(group(Role::Decode), terms.clone(), life, None, random()?);
+                counters.prefill_away.store(true, Ordering::SeqCst);
+                let peer = RemotePeer {
+                    remote,
+                    link: link_terms(page_bytes, model.config().context_length),
+                    secret,
+                    terms,
+                    life,
+                    slots: config.sequences_max,
+                    context_max,
+                    numbers: Arrivals::beyond(u32::try_from(config.pages).unwrap_or(u32::MAX)),
+                    counters: counters.clone(),
+                };
                 let between = Between::new(inbox.clone());
                 let ends = between.clone();
                 threads.start("engine-decode", move || between.run_decode(decode, of_decode))?;
-                let started = threads.start("engine-prefill", move || ends.run_prefill(prefill, of_prefill));
+                threads.start("engine-link", move || peer.run(&ends)).inspect_err(|_| inbox.stop())?;
+            }
+            (Split::Copy, _) => {
+                let (mut of_prefill, _) = cpu_machine(&model, config, prefill_threads, 0)?;
+                pools.push(of_prefill.pool.clone());
+                let (decode, prefill) = groups(terms(&of_decode.compute)?)?;
+                let between = Between::new(inbox.clone());
+                let ends = between.clone();
+                threads.start("engine-decode", move || between.run_decode(decode, of_decode))?;
+                let started = threads.start("engine-prefill", move || ends.run_prefill(prefill, &mut of_prefill));
                 started.inspect_err(|_| inbox.stop())?;
             }
-            Split::Relabel | Split::Auto => {
-                let (decode, prefill) = groups(&of_decode.compute)?;
+            (Split::Off, _) => {
+                let whole = group(Role::Whole);
+                threads.start("engine-step", move || whole.run(of_decode))?;
+            }
+            (Split::Relabel | Split::Auto | Split::Staged, _) => {
+                let (decode, prefill) = groups(terms(&of_decode.compute)?)?;
                 let pair = Pair::new(decode, prefill, of_decode, None);
                 threads.start("engine-step", move || pair.run())?;
             }
-            Split::Off => {
-                #[cfg_attr(not(feature = "fault-injection"), allow(unused_mut, reason = "faults are planted in it"))]
-                let mut whole = stepper(Role::Whole);
-                #[cfg(feature = "fault-injection")]
-                {
-                    whole.planted = planted.clone();
-                }
-                threads.start("engine-step", move || whole.run(of_decode))?;
-            }
         }
-        let context_length = config.context_tokens_max.unwrap_or(model.config().context_length);
-        let context_max = context_length.min(config.pages * PAGE_TOKENS);
         Ok(Self(Arc::new(Handle {
             fingerprint,
             model,
@@ -335,6 +358,7 @@ impl Engine {
         let counters = &self.0.counters;
         EngineStats {
             alive: counters.alive.load(Ordering::SeqCst),
+            prefill_away: counters.prefill_away.load(Ordering::SeqCst),
             sequences_running: counters.running.load(Ordering::Relaxed),
             sequences_waiting: self.0.inbox.waiting(),
             pages: PageCounts::sum(self.0.pools.iter().map(PagePool::counts)),
@@ -366,6 +390,31 @@ impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Engine({:?})", self.stats())
     }
+}
+
+/// A model's machine with a store of its own, whose first page has this number, and the bytes of a page in it.
+pub(crate) fn cpu_machine(
+    model: &Arc<Model>,
+    config: EngineConfig,
+    threads: usize,
+    first: u32,
+) -> Result<(Machine<CpuCompute>, usize), StartEngineError> {
+    config.check(model.config().context_length)?;
+    let fingerprint = model.fingerprint(config.kv);
+    let shape = KvShape {
+        layers: model.config().layers,
+        kv_heads: model.config().kv_heads,
+        head_dim: model.config().head_dim,
+        pages: config.pages,
+    };
+    // Before anything is made for each page.
+    let page_bytes = KvStore::page_bytes_of(shape, config.kv)?;
+    config.check_memory(page_bytes, machine_memory_bytes())?;
+    let store = KvStore::with_kind(shape, config.kv)?;
+    let compute = CpuCompute::new(model, store, threads, config.step_tokens_max());
+    let compat = u16::from_le_bytes([fingerprint[0], fingerprint[1]]);
+    let (count, format, boot_secret) = (config.pages, page_format(config.kv), random()?);
+    Ok((Machine::new(compute, Pages { count, first, boot_secret, format, compat }), page_bytes))
 }
 
 /// Puts a request into the inbox of an engine whose context has `context_max` tokens.
@@ -400,7 +449,7 @@ fn random() -> Result<[u8; 32], StartEngineError> {
     Ok(bytes)
 }
 
-fn random_number() -> Result<u64, StartEngineError> {
+pub(crate) fn random_number() -> Result<u64, StartEngineError> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|_| StartEngineError::Entropy)?;
     Ok(u64::from_le_bytes(bytes))

@@ -18,6 +18,7 @@ mod fault;
 mod inbox;
 mod machine;
 mod outlet;
+mod remote;
 mod running;
 mod sampling;
 mod sequence;
@@ -27,7 +28,7 @@ mod steps;
 mod ticket;
 
 pub use compute::Compute;
-#[cfg(feature = "fault-injection")]
+#[cfg(any(test, feature = "fault-injection"))]
 pub use compute::PlainStore;
 pub use config::{EngineBounds, EngineConfig, Split, StartEngineError};
 pub use engine::{Engine, EngineStats, SubmitError};
@@ -37,6 +38,7 @@ pub use engine_kernels::KvKind;
 pub use executor::StepExecutor;
 #[cfg(feature = "fault-injection")]
 pub use fault::Fault;
+pub use remote::{PrefillWorker, RemotePrefill, StartWorkerError};
 pub use sampling::Sampling;
 pub use sequence::{PromptInput, Sequence, TokenizeError};
 #[cfg(feature = "fault-injection")]

@@ -100,6 +100,19 @@ impl Sampler {
         Self { sampling, generator, prompt, completion: HashMap::new(), steps: 0 }
     }
 
+    /// Of a request that was begun elsewhere: `tokens` are its prompt of `prompt_tokens`, and what was sampled after it.
+    pub(crate) fn resume(sampling: Sampling, tokens: &[u32], prompt_tokens: usize) -> Self {
+        let (prompt, completion) = tokens.split_at(prompt_tokens.min(tokens.len()));
+        let mut sampler = Self::new(sampling, prompt);
+        completion.iter().for_each(|token| sampler.skip(*token));
+        sampler
+    }
+
+    /// As the request wants it.
+    pub(crate) fn sampling(&self) -> &Sampling {
+        &self.sampling
+    }
+
     /// `logits` [vocab]. `None` when one of them is not finite: the model computed nonsense, and the token that stands out
     /// of it would look like any other.
     pub(crate) fn sample(&mut self, logits: &[f32], scratch: &mut SamplingScratch) -> Option<u32> {

@@ -22,6 +22,7 @@ mod executor;
 #[cfg(test)]
 #[cfg(feature = "fault-injection")]
 mod fault_tests;
+mod mailbox;
 mod pair;
 mod prefill_group;
 mod prompt;
@@ -33,6 +34,7 @@ mod threads;
 pub(crate) use decode_group::DecodeGroup;
 #[cfg(feature = "fault-injection")]
 pub use executor::SplitExecutor;
+pub(crate) use mailbox::Mailbox;
 pub(crate) use pair::Pair;
 pub(crate) use prefill_group::PrefillGroup;
 pub(crate) use prompt::Prompt;
@@ -42,8 +44,8 @@ use crate::compute::Compute;
 use crate::machine::Machine;
 use crate::outlet::Said;
 use engine_handoff::{
-    Checks, ContentDigest, ContentKey, ContentTotals, Fingerprint, HandoffKey, LandedPage, Message, PageSlot, Party,
-    Route,
+    Checks, ContentDigest, ContentKey, ContentTotals, Fingerprint, HandoffKey, Incarnation, LandedPage, Message,
+    PageSlot, Party, Route,
 };
 use engine_kernels::PageRef;
 use engine_kv::{Capability, OutboundTable, PageLabel, PagePool, PageState};
@@ -76,16 +78,16 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// Under a fresh secret. `None` when pages have slabs of a size that no digest is made for.
+    /// Under a fresh secret, for pages with so many bytes of K and V in each layer. `None` when no digest is made for that.
     pub(crate) fn new(
         boot_secret: [u8; 32],
-        compute: &impl Compute,
+        content_bytes: usize,
         fingerprint: [u8; 32],
         in_place: bool,
         slots: usize,
     ) -> Option<Self> {
         let key = HandoffKey::new(boot_secret);
-        let content = Arc::new(ContentKey::new(&key, compute.content_bytes())?);
+        let content = Arc::new(ContentKey::new(&key, content_bytes)?);
         let (fingerprint, handoffs_max) = (Fingerprint(fingerprint), HANDOFFS_PER_SLOT * slots);
         Some(Self { key, content, fingerprint, in_place, handoffs_max, checks: Checks::ALL })
     }
@@ -100,11 +102,13 @@ pub(crate) enum Parcel {
     /// What came of the prompt so far.
     Said { route: Route, said: Said },
     /// All pages of a handoff, one behind the other.
-    Bytes { route: Route, bytes: Vec<u8> },
+    Bytes { route: Route, pages: u32, bytes: Vec<u8> },
     /// The pages themselves, where both groups have one pool.
     Table { route: Route, table: Box<OutboundTable> },
     /// The pages of such a table have another owner now, or went back to the pool.
     Returned { route: Route },
+    /// A prefill group in another process begins this life, or (`None`) is gone.
+    Peer { life: Option<Incarnation> },
 }
 
 fn slot(life: PageLife, capability: Capability) -> PageSlot {

@@ -56,6 +56,9 @@ pub enum StepError {
     /// The sequence needs more pages than there are: some of the pool are kept as evidence.
     #[error("there are not enough pages for this request")]
     PoolExhausted,
+    /// No prefill worker is connected, and none came while the request waited.
+    #[error("no prefill worker is connected")]
+    PrefillAway,
     /// The engine has ended.
     #[error("the engine has stopped")]
     Stopped,

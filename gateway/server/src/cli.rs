@@ -15,12 +15,14 @@ mod output;
 mod pull;
 mod selftest;
 mod serve;
+mod worker;
 
 pub(crate) use output::{is_reader_gone, note};
 
 use anyhow::{Context, Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use engine_link::Address;
 use engine_model::{CompileChat, LoadOptions, printable};
 use engine_runtime::EngineConfig;
 use gateway_server::{RenderProcesses, WeightsCache};
@@ -55,6 +57,18 @@ enum Command {
         #[arg(long, value_name = "DIR|off", value_parser = weights_cache)]
         weights_cache: Option<WeightsCache>,
     },
+    /// Run a part of the engine in a process of its own
+    Worker {
+        /// Which part: `prefill` computes prompts for the gateway that connects
+        #[arg(long, value_enum)]
+        role: WorkerRole,
+        /// The gateway's TOML file, or one like it; its [workers] says where to listen
+        #[arg(long)]
+        config: PathBuf,
+        /// Where to listen instead: `unix:/PATH` or `tcp:HOST:PORT`
+        #[arg(long, value_name = "ADDRESS")]
+        listen: Option<Address>,
+    },
     /// Talk to a running gateway
     Chat {
         /// Where the gateway listens
@@ -81,6 +95,11 @@ enum Command {
     /// Render chat templates for the process that started this one
     #[command(hide = true)]
     RenderChat,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum WorkerRole {
+    Prefill,
 }
 
 #[derive(Args)]
@@ -171,6 +190,12 @@ enum PeerName {
 
 #[derive(Subcommand)]
 enum KeyCommand {
+    /// Make the certificates with which a gateway and its workers know each other
+    Workers {
+        /// A folder, which is made when it is not there; nothing in it is replaced
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
     /// Make a key: shows it once on stderr, and prints the lines for the configuration to stdout
     New {
         /// The tenant's name: 1 to 63 of `a-z`, `0-9`, `-`
@@ -201,6 +226,10 @@ pub(crate) fn run() -> Result<()> {
         Command::Serve { config, weights_cache } => {
             start_log(LevelFilter::INFO)?;
             block_on(serve::run(&config, weights_cache))
+        }
+        Command::Worker { role: WorkerRole::Prefill, config, listen } => {
+            start_log(LevelFilter::INFO)?;
+            block_on(worker::run(&config, listen))
         }
         Command::Chat { address, key } => {
             let key = key.or_else(environment::api_key).context("no key: give --key KEY or set BULKHEAD_API_KEY")?;
@@ -259,6 +288,12 @@ pub(crate) fn run() -> Result<()> {
             writeln!(io::stderr(), "# The key, for the tenant; it is stored nowhere:\n{}", new.key.reveal())
                 .context("the key cannot be shown")?;
             Ok(say(new.lines)?)
+        }
+        Command::Key(KeyCommand::Workers { folder }) => {
+            for file in worker::certificates(&folder)? {
+                say(file.display())?;
+            }
+            Ok(())
         }
         Command::Selftest(what) => selftest::run(what),
         Command::RenderChat => Ok(gateway_server::render_chat()?),

@@ -3,6 +3,7 @@
 use crate::bounded_file;
 use crate::exchange::ConnectionLimits;
 use crate::tls::TlsFiles;
+use engine_link::Address;
 use engine_runtime::{EngineConfig, KvKind, Split};
 use gateway_auth::{KeyHash, TenantKey};
 use policies_domain::{ModelName, TenantName};
@@ -38,10 +39,21 @@ pub struct Config {
     pub tenants: Vec<TenantKey>,
     /// Sizes of the engine.
     pub engine: EngineConfig,
+    /// Parts of the engine that are processes of their own.
+    pub workers: Option<Workers>,
     /// Bounds of the gateway.
     pub limits: Limits,
     /// Who may read `/metrics`, which shows the tenants' names and how much they use.
     pub metrics: MetricsReaders,
+}
+
+/// Parts of the engine that are processes of their own, perhaps on other machines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workers {
+    /// Where the process that computes prompts listens.
+    pub prefill: Address,
+    /// Folder of the certificates with which the parts know each other.
+    pub certificates: PathBuf,
 }
 
 /// Bounds of the gateway.
@@ -198,6 +210,7 @@ impl Config {
             origin: Self::ORIGIN.to_owned(),
             tenants: Vec::new(),
             engine: EngineConfig::default(),
+            workers: None,
             limits: Limits::default(),
             metrics: MetricsReaders::Loopback,
         }
@@ -221,6 +234,9 @@ impl Config {
         config.rules = config.rules.map(|rules| folder.join(rules));
         if let WeightsCache::Folder(cache) = &mut config.weights_cache {
             *cache = folder.join(&cache);
+        }
+        if let Some(workers) = &mut config.workers {
+            workers.certificates = folder.join(&workers.certificates);
         }
         config.tls = config.tls.map(|tls| TlsFiles {
             certificate: folder.join(tls.certificate),
@@ -272,6 +288,12 @@ impl Config {
             config.tls = Some(TlsFiles { certificate, private_key, client_authorities });
         });
         settings.inside("engine", |engine| read_engine(engine, &mut config.engine));
+        settings.inside("workers", |workers| {
+            let wanted = "must be an address such as \"unix:/run/bulkhead/prefill.sock\" or \"tcp:10.0.0.7:7443\"";
+            let prefill = workers.required("prefill", wanted, |value| value.as_str()?.parse().ok());
+            let certificates = workers.required_path("certificates");
+            config.workers = prefill.map(|prefill| Workers { prefill, certificates });
+        });
         settings.inside("limits", |limits| read_limits(limits, &mut config.limits));
         config.tenants = read_tenants(&mut settings);
         settings.finish();
@@ -289,7 +311,7 @@ fn read_engine(settings: &mut Settings<'_>, engine: &mut EngineConfig) {
     settings.set("context_tokens_max", "a whole number from 2", &mut engine.context_tokens_max, |value| {
         usize::try_from(value.as_integer()?).ok().filter(|tokens| *tokens > 1).map(Some)
     });
-    settings.set("split", "\"auto\", \"off\", \"relabel\" or \"copy\"", &mut engine.split, |value| {
+    settings.set("split", "\"auto\", \"off\", \"relabel\", \"copy\" or \"staged\"", &mut engine.split, |value| {
         Split::parse(value.as_str()?)
     });
     settings.set("decode_threads", "a whole number from 1", &mut engine.decode_threads, |value| {

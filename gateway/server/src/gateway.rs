@@ -233,6 +233,7 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         Split::Auto | Split::Off => Handover::None,
         Split::Relabel => Handover::Relabel,
         Split::Copy => Handover::Copy,
+        Split::Staged => Handover::Staged,
     };
     let audit = AuditConfig::new(Gateway::log_dir(&config.data_dir), config.origin);
     let audit = AuditLog::open(AuditConfig { handover, ..audit })?;

@@ -165,9 +165,11 @@ fn model(principal: &Principal, name: &str, on: &Services) -> Result<Answer, Req
 
 fn ready(on: &Services) -> Answer {
     let draining = on.is_draining();
-    let (engine, log) = (on.engine.stats().alive, on.audit.health().failed.is_none());
-    let status = if engine && log && !draining { 200 } else { 503 };
-    Answer::new(status, JSON, json!({"draining": draining, "engine": engine, "audit_log": log}).to_string())
+    let (stats, log) = (on.engine.stats(), on.audit.health().failed.is_none());
+    let (engine, prefill) = (stats.alive, !stats.prefill_away);
+    let status = if engine && prefill && log && !draining { 200 } else { 503 };
+    let body = json!({"draining": draining, "engine": engine, "prefill": prefill, "audit_log": log});
+    Answer::new(status, JSON, body.to_string())
 }
 
 fn metrics(http: &Exchange, on: &Services) -> Result<Answer, RequestError> {

@@ -37,9 +37,9 @@ pub(super) const ROWS: &[Mutation] = &[
     },
     Mutation {
         name: "row: text goes out its own request's way",
-        file: "engine/runtime/src/running.rs",
-        find: "if self.sealer.binding().request == request {",
-        replace: "if self.sealer.binding().request.bytes().len() == request.bytes().len() {",
+        file: "engine/runtime/src/outlet.rs",
+        find: "reader.sealer.binding().request == request,",
+        replace: "reader.sealer.binding().request.bytes().len() == request.bytes().len(),",
         packages: &["engine-runtime"],
         tests: "test(text_does_not_go_out_another_s_way)",
     },

@@ -33,7 +33,7 @@ pub(super) const SPLIT: &[Mutation] = &[
     Mutation {
         name: "split: the prefill group says which request it computed",
         file: "engine/runtime/src/split/prefill_group.rs",
-        find: "request: self.terms.digest(request),",
+        find: "request: prompt.digest(&self.terms),",
         replace: "request: order.request,",
         packages: PACKAGES,
         tests: "test(another_prompt_of_the_same_tenant_is_refused)",
@@ -41,7 +41,7 @@ pub(super) const SPLIT: &[Mutation] = &[
     Mutation {
         name: "split: the prefill group says whose request it computed",
         file: "engine/runtime/src/split/prefill_group.rs",
-        find: "domain: request.label,",
+        find: "domain: prompt.label,",
         replace: "domain: order.domain,",
         packages: PACKAGES,
         tests: "test(a_request_that_is_taken_for_another_tenant_s_is_refused)",
@@ -56,9 +56,9 @@ pub(super) const SPLIT: &[Mutation] = &[
     },
     Mutation {
         name: "split: an earlier try of a request says nothing any more",
-        file: "engine/runtime/src/running.rs",
-        find: "let earlier = restarts.load(Ordering::SeqCst) != self.restarts;",
-        replace: "let earlier = restarts.load(Ordering::SeqCst) < self.restarts;",
+        file: "engine/runtime/src/outlet.rs",
+        find: "latest.load(Ordering::SeqCst) != restarts ||",
+        replace: "latest.load(Ordering::SeqCst) < restarts ||",
         packages: PACKAGES,
         tests: "test(no_order_of_events_gives_a_wrong_answer_or_loses_a_page)",
     },

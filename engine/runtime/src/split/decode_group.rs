@@ -27,6 +27,9 @@ use std::time::{Duration, Instant};
 /// How often a request's handoff may end without a fault of anybody's, such as a lease that ran out.
 const ATTEMPTS_MAX: u32 = 4;
 
+/// How long requests wait for a prefill group that is away.
+const PREFILL_AWAITED: Duration = Duration::from_secs(10);
+
 /// Everything that is computed after a first token.
 pub(crate) struct DecodeGroup {
     pub(crate) stepper: Stepper,
@@ -34,7 +37,10 @@ pub(crate) struct DecodeGroup {
     desk: HandoffDesk,
     side: DecodeSide,
     terms: Terms,
-    prefill: Incarnation,
+    /// `None`: there is none at the moment.
+    prefill: Option<Incarnation>,
+    /// When it went away, or this group began.
+    away_since: Duration,
     /// Handoffs that were opened and have not ended.
     inbound: BTreeMap<HandoffId, Inbound>,
     ids: ChaCha8Rng,
@@ -88,8 +94,14 @@ impl<C: Compute> DecodeHost for Host<'_, C> {
 }
 
 impl DecodeGroup {
-    /// `life` and `ids` drawn at random; `prefill` is the life of the group that computes the prompts.
-    pub(crate) fn new(stepper: Stepper, terms: Terms, life: Incarnation, prefill: Incarnation, ids: [u8; 32]) -> Self {
+    /// `life` and `ids` drawn at random; `prefill` is the life of the group that computes the prompts, if there is one yet.
+    pub(crate) fn new(
+        stepper: Stepper,
+        terms: Terms,
+        life: Incarnation,
+        prefill: Option<Incarnation>,
+        ids: [u8; 32],
+    ) -> Self {
         assert_eq!(stepper.role, Role::Decode, "a decode group computes no prompts");
         let (handoffs_max, checks, remember) = (terms.handoffs_max, terms.checks, 2 * LEASE);
         let desk =
@@ -111,6 +123,7 @@ impl DecodeGroup {
             side: DecodeSide::new(Arc::new(side), life),
             terms,
             prefill,
+            away_since: Duration::ZERO,
             inbound: BTreeMap::new(),
             ids: ChaCha8Rng::from_seed(ids),
             transfers: 0,
@@ -121,7 +134,7 @@ impl DecodeGroup {
 
     /// Handoffs are on their way: time matters.
     pub(crate) fn awaits(&self) -> bool {
-        !self.inbound.is_empty()
+        !self.inbound.is_empty() || (self.prefill.is_none() && !self.stepper.running.is_empty())
     }
 
     /// Admits whoever may have a slot. `false`: nobody can go on here.
@@ -154,7 +167,7 @@ impl DecodeGroup {
                 }
                 self.tell(machine, now, DecodeInput::Message { from, message });
             }
-            Parcel::Bytes { route, bytes } => {
+            Parcel::Bytes { route, bytes, .. } => {
                 #[cfg(feature = "fault-injection")]
                 if self.overwrite_abandoned(machine, route, &bytes) {
                     return;
@@ -172,8 +185,19 @@ impl DecodeGroup {
                 }
                 self.deliver_heard();
             }
+            Parcel::Peer { life } => self.meet(machine, now, life),
             // Not this group's to get.
             Parcel::Message { .. } | Parcel::Prompt { .. } | Parcel::Returned { .. } => (),
+        }
+    }
+
+    /// The prefill group has begun a life, or is gone: then all handoffs with it end, but for those that are committed.
+    fn meet(&mut self, machine: &mut Machine<impl Compute>, now: Duration, life: Option<Incarnation>) {
+        if let Some(prefill) = std::mem::replace(&mut self.prefill, life) {
+            self.away_since = now;
+            let effects = self.desk.peer_gone(now, prefill);
+            self.act_all(machine, now, Party::Gateway, effects);
+            self.tell(machine, now, DecodeInput::PeerGone { prefill });
         }
     }
 
@@ -198,10 +222,17 @@ impl DecodeGroup {
             let effects = self.desk.client_left(now, route.id);
             self.act_all(machine, now, Party::Gateway, effects);
         }
-        while let Some(index) =
-            self.stepper.running.iter().position(|request| !request.is_here() && request.route.is_none())
-        {
-            if !self.open(machine, now, index) {
+        let homeless = |request: &Running| !request.is_here() && request.route.is_none();
+        while let Some(index) = self.stepper.running.iter().position(homeless) {
+            let goes_on = match self.prefill {
+                Some(prefill) => self.open(machine, now, index, prefill),
+                None if now >= self.away_since + PREFILL_AWAITED => {
+                    self.stepper.fail(index, StepError::PrefillAway);
+                    true
+                }
+                None => false,
+            };
+            if !goes_on {
                 break;
             }
         }
@@ -210,11 +241,11 @@ impl DecodeGroup {
     }
 
     /// Opens a handoff for a request. `false`: there are too many already.
-    fn open(&mut self, machine: &mut Machine<impl Compute>, now: Duration, index: usize) -> bool {
+    fn open(&mut self, machine: &mut Machine<impl Compute>, now: Duration, index: usize, prefill: Incarnation) -> bool {
         let request = &self.stepper.running[index];
         let order = Order { domain: request.label, request: self.digest(request), tokens: request.tokens.len() as u32 };
         let (attempt, ids) = (Attempt(request.restarts), &mut self.ids);
-        let opening = Opening { order, attempt, prefill: self.prefill, decode: self.side.life() };
+        let opening = Opening { order, attempt, prefill, decode: self.side.life() };
         let draw = || {
             let mut bytes = [0; 16];
             ids.fill_bytes(&mut bytes);

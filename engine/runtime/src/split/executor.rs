@@ -71,7 +71,7 @@ impl<C: Compute> SplitExecutor<C> {
         checks: Checks,
     ) -> Self {
         let in_place = of_prefill.is_none();
-        let terms = Terms::new(boot_secret, &compute, [7; 32], in_place, config.sequences_max);
+        let terms = Terms::new(boot_secret, compute.content_bytes(), [7; 32], in_place, config.sequences_max);
         let mut terms = terms.expect("slabs have a size that digests are made for");
         terms.checks = checks;
         let (inbox, counters) =
@@ -88,7 +88,7 @@ impl<C: Compute> SplitExecutor<C> {
         let first = if in_place { 0 } else { first };
         let machine = Machine::new(compute, Pages { count, first, boot_secret, format, compat });
         let lives = [Incarnation(1), Incarnation(2)];
-        let decode = DecodeGroup::new(decode, terms.clone(), lives[0], lives[1], boot_secret);
+        let decode = DecodeGroup::new(decode, terms.clone(), lives[0], Some(lives[1]), boot_secret);
         let prefill = PrefillGroup::new(prefill, terms, lives[1]);
         Self { pair: Pair::new(decode, prefill, machine, of_prefill), inbox, config, now: Duration::ZERO }
     }

@@ -124,7 +124,11 @@ impl PrefillGroup {
             }
             Parcel::Returned { route } => self.returned(machine, now, route),
             // Not this group's to get.
-            Parcel::Message { .. } | Parcel::Bytes { .. } | Parcel::Table { .. } | Parcel::Said { .. } => (),
+            Parcel::Message { .. }
+            | Parcel::Bytes { .. }
+            | Parcel::Table { .. }
+            | Parcel::Said { .. }
+            | Parcel::Peer { .. } => (),
         }
     }
 
@@ -335,7 +339,7 @@ impl PrefillGroup {
         if !whole {
             return failed;
         }
-        self.outbox.push_back(Parcel::Bytes { route, bytes });
+        self.outbox.push_back(Parcel::Bytes { route, pages: pages.len() as u32, bytes });
         Some(PrefillInput::Sent { route })
     }
 

@@ -1,53 +1,19 @@
 //! Each group on a thread of its own: two machines, and a mailbox for each.
 
-use super::{DecodeGroup, Parcel, PrefillGroup, TICK};
+use super::mailbox::Mailbox;
+use super::{DecodeGroup, PrefillGroup, TICK};
 use crate::compute::Compute;
 use crate::inbox::Inbox;
 use crate::machine::Machine;
-use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Parcels for one group. Bounded by the handoffs that may be open, each of which has a few parcels on its way at most.
-#[derive(Default)]
-pub(crate) struct Mailbox {
-    parcels: Mutex<VecDeque<Parcel>>,
-    arrived: Condvar,
-}
-
-impl Mailbox {
-    fn put(&self, parcels: &mut VecDeque<Parcel>) {
-        if !parcels.is_empty() {
-            self.lock().append(parcels);
-            self.arrived.notify_one();
-        }
-    }
-
-    fn take(&self) -> VecDeque<Parcel> {
-        std::mem::take(&mut self.lock())
-    }
-
-    fn is_empty(&self) -> bool {
-        self.lock().is_empty()
-    }
-
-    /// What is there, after at most `pause` when there is nothing.
-    fn wait(&self, pause: Duration) -> VecDeque<Parcel> {
-        let waited = self.arrived.wait_timeout_while(self.lock(), pause, |parcels| parcels.is_empty());
-        std::mem::take(&mut waited.unwrap_or_else(PoisonError::into_inner).0)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Parcel>> {
-        self.parcels.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Where the two threads meet.
+/// Where the two threads meet; or one of them, and the thread that speaks with the other group's process.
 #[derive(Clone)]
 pub(crate) struct Between {
-    to_prefill: Arc<Mailbox>,
-    to_decode: Arc<Mailbox>,
-    inbox: Arc<Inbox>,
+    pub(crate) to_prefill: Arc<Mailbox>,
+    pub(crate) to_decode: Arc<Mailbox>,
+    pub(crate) inbox: Arc<Inbox>,
     started: Instant,
 }
 
@@ -65,7 +31,9 @@ impl Between {
             let pause = group.awaits().then_some(TICK);
             let found = self.inbox.wait_until(pause, |queue| {
                 let found = group.look(&mut machine, self.started.elapsed(), queue);
-                found || !group.outbox.is_empty() || !self.to_decode.is_empty()
+                // Whoever was let in a moment ago may wait for something that time decides.
+                let awaits = pause.is_none() && group.awaits();
+                found || awaits || !group.outbox.is_empty() || !self.to_decode.is_empty()
             });
             if !found {
                 break;
@@ -84,26 +52,25 @@ impl Between {
             self.to_prefill.put(&mut group.outbox);
         }
         group.stepper.end();
-        self.to_prefill.arrived.notify_one();
     }
 
     /// Runs until the engine's handle is gone.
-    pub(crate) fn run_prefill(&self, mut group: PrefillGroup, mut machine: Machine<impl Compute>) {
+    pub(crate) fn run_prefill(&self, mut group: PrefillGroup, machine: &mut Machine<impl Compute>) {
         machine.compute.tie_caller();
         let mut ticked = Duration::ZERO;
         while !self.inbox.is_stopped() {
-            let pause = if group.has_work(&machine) { Duration::ZERO } else { TICK };
+            let pause = if group.has_work(machine) { Duration::ZERO } else { TICK };
             let parcels = self.to_prefill.wait(pause);
             let now = self.started.elapsed();
             for parcel in parcels {
-                group.receive(&mut machine, now, parcel);
+                group.receive(machine, now, parcel);
             }
             if now >= ticked + TICK {
                 ticked = now;
-                group.tick(&mut machine, now);
+                group.tick(machine, now);
             }
             self.post(&mut group);
-            group.step(&mut machine, now);
+            group.step(machine, now);
             self.post(&mut group);
         }
     }

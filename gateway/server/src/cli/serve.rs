@@ -3,9 +3,10 @@
 use super::output::note;
 use super::{environment, templates};
 use anyhow::{Context, Result};
+use engine_link::{Identity, IdentityFiles, Role};
 use engine_model::{CacheUse, LoadOptions, Loaded, Model, UnsavedWeights};
-use engine_runtime::Engine;
-use gateway_server::{Config, Gateway, WeightsCache};
+use engine_runtime::{Engine, RemotePrefill};
+use gateway_server::{Config, Gateway, WeightsCache, Workers};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,8 +44,26 @@ pub(crate) fn read_config(path: &Path) -> Result<Config> {
     config.context("there is no configuration yet: copy `deploy/bulkhead.toml` of the sources and adapt it")
 }
 
-/// Loads the model and starts the engine.
+/// Loads the model and starts the engine, or as much of it as is in this process.
 pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
+    let prefill = match &config.workers {
+        None => None,
+        Some(workers) => {
+            Some(RemotePrefill { address: workers.prefill.clone(), identity: identity(workers, Role::Decode)? })
+        }
+    };
+    Ok(Engine::start_with(load_model(config).await?, config.engine, prefill)?)
+}
+
+/// Who this process is, as a part of the engine, towards the others.
+pub(crate) fn identity(workers: &Workers, role: Role) -> Result<Identity> {
+    let files = IdentityFiles::in_folder(&workers.certificates, role);
+    Identity::load(role, &files)
+        .context("the workers' certificates cannot be used (`bulkhead key workers DIR` makes a set)")
+}
+
+/// The model that the configuration names.
+pub(crate) async fn load_model(config: &Config) -> Result<Arc<Model>> {
     let path = config.model.clone();
     let options = LoadOptions {
         threads: config.engine.threads,
@@ -70,7 +89,7 @@ pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
         CacheUse::Restored => tracing::debug!("the weights are from the cache"),
         CacheUse::Unsaved(weights) => save(weights),
     }
-    Ok(Engine::start(Arc::new(model), config.engine)?)
+    Ok(Arc::new(model))
 }
 
 fn folder_of(cache: &WeightsCache) -> Option<PathBuf> {
@@ -170,6 +189,6 @@ mod tests {
         assert_eq!((shown.listen, shown.origin), (defaults.listen, defaults.origin));
         assert_eq!(shown.weights_cache, defaults.weights_cache);
         assert_eq!((shown.engine, shown.limits, shown.metrics), (defaults.engine, defaults.limits, defaults.metrics));
-        assert!(shown.tenants.is_empty() && shown.rules.is_none() && shown.tls.is_none());
+        assert!(shown.tenants.is_empty() && shown.rules.is_none() && shown.tls.is_none() && shown.workers.is_none());
     }
 }

@@ -1,0 +1,557 @@
+//! Two groups with a real link between them, over a model whose answers say what was read.
+
+use super::exchange::Parted;
+use super::exchange::{Arrivals, RemotePeer, RemotePrefill};
+use super::introduction::{self, MeetError};
+use super::link_terms;
+use super::wire::{self, Hello, PartyWord, Peer, PromptBounds, Reader, Refused, VERSION, Welcome, Word, WordError};
+use super::worker::Serving;
+use crate::compute::{Compute, tracer::Tracer};
+use crate::config::EngineConfig;
+use crate::engine::{Counters, enqueue};
+use crate::executor::tests::{label, sealer};
+use crate::inbox::Inbox;
+use crate::machine::{Machine, Pages};
+use crate::outlet::Said;
+use crate::sampling::{Sampler, Sampling};
+use crate::sequence::Sequence;
+use crate::split::{Between, DecodeGroup, Parcel, Prompt, Terms};
+use crate::step::{Role, Stepper};
+use crate::steps::{StepError, Steps};
+use crate::ticket::{Ticket, Ticketed};
+use engine_handoff::{AbortReason, Attempt, HandoffId, HandoffKey, Incarnation, Message, Party, Route};
+use engine_kv::{PAGE_TOKENS, PageFormat};
+use engine_link::{Address, Authority, Frame, Identity, IdentityFiles, Link, LinkTerms, Listener, connect};
+use policies_domain::{Epoch, Generation, PageId, PageRead, PageTrace, RequestId};
+use proptest::prelude::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use tempfile::TempDir;
+
+const CONFIG: EngineConfig = EngineConfig { pages: 64, queue_max: 60, ..crate::executor::tests::CONFIG };
+const CONTEXT: usize = 1024;
+const FINGERPRINT: [u8; 32] = [7; 32];
+
+/// Of tokens that the model has.
+fn prompt(tenant: u32, tokens: u32) -> Vec<u32> {
+    (0..tokens).map(|token| (tenant * 5 + token * (tenant + 2) + token * token) % 26).collect()
+}
+
+fn terms() -> LinkTerms {
+    link_terms(1 << 12, CONTEXT)
+}
+
+/// Certificates, and a place for the socket.
+struct Site(TempDir);
+
+impl Site {
+    fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        Authority::write(&folder.path().join("keys")).unwrap();
+        Self(folder)
+    }
+
+    fn identity(&self, role: engine_link::Role) -> Identity {
+        let files = IdentityFiles::in_folder(&self.0.path().join("keys"), role);
+        Identity::load(role, &files).unwrap()
+    }
+
+    fn address(&self) -> Address {
+        Address::Unix(self.0.path().join("worker.sock"))
+    }
+
+    fn listener(&self) -> Listener {
+        Listener::bind(&self.address(), &self.identity(engine_link::Role::Prefill), terms()).unwrap()
+    }
+
+    fn connect(&self) -> Link {
+        connect(&self.address(), &self.identity(engine_link::Role::Decode), terms()).unwrap()
+    }
+}
+
+fn machine(pages: usize) -> Machine<Tracer> {
+    let pages = Pages { count: pages, first: 0, boot_secret: [3; 32], format: PageFormat::F32, compat: 0 };
+    Machine::new(Tracer::new(pages.count), pages)
+}
+
+fn serving(config: EngineConfig, fingerprint: [u8; 32]) -> Serving<Tracer> {
+    Serving::new(machine(config.pages), config, fingerprint, CONTEXT).unwrap()
+}
+
+/// A worker that works for so many links, one after the other, and is a new process for each of them if that is wanted.
+fn worker(site: &Site, links: usize, anew: bool) -> JoinHandle<Vec<Result<Parted, MeetError>>> {
+    let listener = site.listener();
+    thread::spawn(move || {
+        let mut serving = self::serving(CONFIG, FINGERPRINT);
+        let mut ends = Vec::new();
+        for _ in 0..links {
+            if anew {
+                serving = self::serving(CONFIG, FINGERPRINT);
+            }
+            ends.push(serving.serve(listener.accept().unwrap().shake_hands().unwrap()));
+            assert_eq!(serving.machine.pool.counts().free, CONFIG.pages, "pages are left from a link that has ended");
+            assert!(serving.machine.compute.is_scrubbed());
+        }
+        ends
+    })
+}
+
+/// The gateway's half of an engine, without a gateway.
+struct Half {
+    inbox: Arc<Inbox>,
+    counters: Arc<Counters>,
+    threads: Vec<JoinHandle<()>>,
+    runtime: tokio::runtime::Runtime,
+    submitted: u8,
+}
+
+impl Half {
+    fn new(site: &Site) -> Self {
+        let (inbox, counters) = (Arc::new(Inbox::new(64)), Arc::new(Counters::new()));
+        let machine = machine(CONFIG.pages);
+        let terms =
+            Terms::new([9; 32], machine.compute.content_bytes(), FINGERPRINT, false, CONFIG.sequences_max).unwrap();
+        let life = Incarnation(5);
+        let stepper = Stepper::new(Role::Decode, inbox.clone(), counters.clone(), CONFIG);
+        let group = DecodeGroup::new(stepper, terms.clone(), life, None, [1; 32]);
+        let peer = RemotePeer {
+            remote: RemotePrefill { address: site.address(), identity: site.identity(engine_link::Role::Decode) },
+            link: self::terms(),
+            secret: [9; 32],
+            terms,
+            life,
+            slots: CONFIG.sequences_max,
+            context_max: CONTEXT,
+            numbers: Arrivals::beyond(CONFIG.pages as u32),
+            counters: counters.clone(),
+        };
+        let between = Between::new(inbox.clone());
+        let ends = between.clone();
+        let threads =
+            vec![thread::spawn(move || between.run_decode(group, machine)), thread::spawn(move || peer.run(&ends))];
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        Self { inbox, counters, threads, runtime, submitted: 0 }
+    }
+
+    fn submit(&mut self, tenant: u32, tokens: u32, wanted: usize) -> Asked {
+        let sampling = Sampling { max_tokens: Some(wanted), temperature: 0.0, ..Sampling::default() };
+        self.submit_with(tenant, tokens, wanted, sampling)
+    }
+
+    fn submit_with(&mut self, tenant: u32, tokens: u32, wanted: usize, sampling: Sampling) -> Asked {
+        self.submitted += 1;
+        let (prompt, request) = (prompt(tenant, tokens), RequestId::from_bytes([self.submitted; 16]));
+        let sequence = Sequence { tokens: prompt.clone(), label: label(tenant), request };
+        let steps = enqueue(&self.inbox, CONTEXT, sequence, sampling, sealer(label(tenant), request)).unwrap();
+        Asked { tenant, prompt, wanted, steps }
+    }
+
+    /// Reads all of an answer, with the eyes of the gate.
+    fn answer(&self, mut asked: Asked) -> Result<Vec<PageTrace>, StepError> {
+        let (mut text, mut traces) = (String::new(), Vec::new());
+        self.runtime.block_on(async {
+            while let Some(step) = asked.steps.next().await {
+                let step = step?;
+                assert!(step.trace.pages.iter().all(|read| read.label == label(asked.tenant)));
+                text += step.text.reveal();
+                traces.push(step.trace);
+            }
+            assert_eq!(text, Tracer::answer(&asked.prompt, asked.wanted));
+            Ok(traces)
+        })
+    }
+}
+
+struct Asked {
+    tenant: u32,
+    prompt: Vec<u32>,
+    wanted: usize,
+    steps: Steps,
+}
+
+impl Drop for Half {
+    fn drop(&mut self) {
+        self.inbox.stop();
+        let ended: Vec<_> = self.threads.drain(..).map(JoinHandle::join).collect();
+        assert!(thread::panicking() || ended.iter().all(Result::is_ok));
+    }
+}
+
+#[test]
+fn prompts_that_a_worker_computes_give_the_same_answers() {
+    let site = Site::new();
+    let worker = worker(&site, 1, false);
+    let mut half = Half::new(&site);
+    let asked: Vec<Asked> =
+        [(1, 1, 3), (2, 16, 40), (3, 17, 17), (1, 100, 30), (4, 33, 1), (5, 300, 60), (2, 1000, 20)]
+            .map(|(tenant, tokens, wanted)| half.submit(tenant, tokens, wanted))
+            .into();
+    let mut prefilled = 0;
+    for asked in asked {
+        let tokens = asked.prompt.len();
+        let traces = half.answer(asked).unwrap();
+        let own = |read: &PageRead| (read.page.0 as usize) < CONFIG.pages;
+        // What a prompt read is in the worker's memory, and has numbers of its own.
+        let (remote, here): (Vec<_>, Vec<_>) = traces.iter().partition(|trace| !trace.pages.iter().all(own));
+        assert!(remote.iter().all(|trace| !trace.pages.iter().any(own)));
+        assert_eq!(remote.last().unwrap().pages.len(), tokens.div_ceil(PAGE_TOKENS), "all of the prompt was read");
+        assert!(!here.is_empty());
+        prefilled += remote.len();
+    }
+    assert!(prefilled > 7, "long prompts are computed in chunks");
+    assert!(!half.counters.prefill_away.load(Ordering::SeqCst));
+    drop(half);
+    assert!(matches!(worker.join().unwrap()[..], [Ok(Parted::Link(_) | Parted::Stopped)]));
+}
+
+#[test]
+fn a_sampler_goes_on_where_it_was_in_the_other_process() {
+    let site = Site::new();
+    let _worker = worker(&site, 1, false);
+    let mut half = Half::new(&site);
+    let sampling = Sampling {
+        max_tokens: Some(30),
+        temperature: 0.7,
+        seed: 11,
+        top_k: 1,
+        repetition_penalty: 1.0,
+        ..Sampling::default()
+    };
+    // The likeliest alone: the answer is the greedy one, whatever is drawn.
+    let asked = half.submit_with(1, 50, 30, sampling);
+    half.answer(asked).unwrap();
+}
+
+/// Lets a number of bytes through in each direction, then cuts both.
+fn cut_after(site: &Site, behind: &Address, limits: Vec<usize>) -> JoinHandle<()> {
+    use std::io::{Read, Write};
+    use std::net::Shutdown;
+    use std::os::unix::net::{UnixListener, UnixStream};
+    let (Address::Unix(front), Address::Unix(behind)) = (site.address(), behind.clone()) else { unreachable!() };
+    let listener = UnixListener::bind(front).unwrap();
+    thread::spawn(move || {
+        for limit in limits {
+            let (near, _) = listener.accept().unwrap();
+            let far = UnixStream::connect(&behind).unwrap();
+            let passed = Arc::new(AtomicUsize::new(0));
+            let pass = |mut from: UnixStream, mut to: UnixStream| {
+                let passed = passed.clone();
+                thread::spawn(move || {
+                    let mut bytes = [0; 512];
+                    while let Ok(read @ 1..) = from.read(&mut bytes) {
+                        if passed.fetch_add(read, Ordering::SeqCst) + read > limit
+                            || to.write_all(&bytes[..read]).is_err()
+                        {
+                            break;
+                        }
+                    }
+                    for stream in [from, to] {
+                        let _closed = stream.shutdown(Shutdown::Both);
+                    }
+                })
+            };
+            let ways = [pass(near.try_clone().unwrap(), far.try_clone().unwrap()), pass(far, near)];
+            ways.into_iter().for_each(|way| way.join().unwrap());
+        }
+    })
+}
+
+#[test]
+fn a_link_that_is_cut_anywhere_costs_time_and_nothing_else() {
+    for anew in [false, true] {
+        let site = Site::new();
+        let behind = Address::Unix(site.0.path().join("behind.sock"));
+        let listener = Listener::bind(&behind, &site.identity(engine_link::Role::Prefill), terms()).unwrap();
+        // Somewhere among prompts, pages and commits; the last one holds.
+        let limits = vec![9_000, 14_000, 30_000, usize::MAX];
+        let links = limits.len();
+        let proxy = cut_after(&site, &behind, limits);
+        let worker = thread::spawn(move || {
+            let mut serving = self::serving(CONFIG, FINGERPRINT);
+            for _ in 0..links {
+                if anew {
+                    serving = self::serving(CONFIG, FINGERPRINT);
+                }
+                if let Ok(link) = listener.accept().unwrap().shake_hands() {
+                    let _parted = serving.serve(link);
+                }
+                assert_eq!(serving.machine.pool.counts().free, CONFIG.pages);
+            }
+        });
+        let mut half = Half::new(&site);
+        let asked: Vec<Asked> = (1..6).map(|tenant| half.submit(tenant, 150, 40)).collect();
+        for asked in asked {
+            half.answer(asked).unwrap();
+        }
+        drop(half);
+        worker.join().unwrap();
+        proxy.join().unwrap();
+    }
+}
+
+#[test]
+fn without_a_worker_requests_wait_a_while_and_are_told_then() {
+    let (inbox, counters) = (Arc::new(Inbox::new(64)), Arc::new(Counters::new()));
+    let mut machine = machine(CONFIG.pages);
+    let terms = Terms::new([9; 32], machine.compute.content_bytes(), FINGERPRINT, false, 4).unwrap();
+    let stepper = Stepper::new(Role::Decode, inbox.clone(), counters, CONFIG);
+    let mut group = DecodeGroup::new(stepper, terms, Incarnation(5), None, [1; 32]);
+    let submit = |id: u8| {
+        let request = RequestId::from_bytes([id; 16]);
+        let sequence = Sequence { tokens: prompt(1, 20), label: label(1), request };
+        let sampling = Sampling { max_tokens: Some(4), ..Sampling::default() };
+        enqueue(&inbox, CONTEXT, sequence, sampling, sealer(label(1), request)).unwrap()
+    };
+    let second = |seconds: u64| Duration::from_secs(seconds);
+    let mut steps = submit(1);
+    let mut look = |machine: &mut Machine<Tracer>, group: &mut DecodeGroup, now| {
+        inbox.look(|queue| group.look(machine, now, queue));
+    };
+    look(&mut machine, &mut group, second(9));
+    assert!(steps.try_next().is_none() && group.awaits() && group.outbox.is_empty());
+    look(&mut machine, &mut group, second(10));
+    assert!(matches!(steps.try_next(), Some(Err(StepError::PrefillAway))));
+    let mut late = submit(2);
+    look(&mut machine, &mut group, second(11));
+    assert!(matches!(late.try_next(), Some(Err(StepError::PrefillAway))), "at once: it has been away for long");
+    // It comes, goes, and is waited for again.
+    group.receive(&mut machine, second(20), Parcel::Peer { life: Some(Incarnation(6)) });
+    let mut steps = submit(3);
+    look(&mut machine, &mut group, second(21));
+    assert!(steps.try_next().is_none() && !group.outbox.is_empty());
+    group.outbox.clear();
+    group.receive(&mut machine, second(30), Parcel::Peer { life: None });
+    look(&mut machine, &mut group, second(39));
+    assert!(steps.try_next().is_none(), "it may come back");
+    group.receive(&mut machine, second(39), Parcel::Peer { life: Some(Incarnation(7)) });
+    look(&mut machine, &mut group, second(40));
+    let of_new = |parcel: &Parcel| matches!(parcel, Parcel::Prompt { route, .. } if route.prefill == Incarnation(7));
+    assert!(group.outbox.iter().any(of_new), "it is computed anew by the one that is there");
+    assert_eq!(machine.pool.counts().quarantined, 0);
+}
+
+fn refused_by(site: &Site, serving: Serving<Tracer>, hello: Hello) -> Refused {
+    let mut serving = serving;
+    let listener = site.listener();
+    let worker = thread::spawn(move || serving.serve(listener.accept().unwrap().shake_hands().unwrap()));
+    let (sender, mut receiver) = site.connect().split();
+    let told = introduction::introduce(hello, &sender, &mut receiver);
+    let Err(MeetError::Refused(refused)) = told else { panic!("{told:?}") };
+    assert!(matches!(worker.join().unwrap(), Err(MeetError::Refusing(same)) if same == refused));
+    refused
+}
+
+fn hello() -> Hello {
+    let fingerprint = FINGERPRINT.into();
+    Hello { version: VERSION, secret: [9; 32].into(), life: 5, fingerprint, slots: 4, context_max: CONTEXT as u32 }
+}
+
+#[test]
+fn who_does_not_fit_is_told_why() {
+    let site = Site::new();
+    let small = EngineConfig { pages: 63, ..CONFIG };
+    for (serving, hello, wanted) in [
+        (serving(CONFIG, FINGERPRINT), Hello { version: 2, ..hello() }, Refused::Version(VERSION)),
+        (serving(CONFIG, [8; 32]), hello(), Refused::Model),
+        (serving(small, FINGERPRINT), hello(), Refused::Pages(63 * 16, 1024)),
+    ] {
+        assert_eq!(refused_by(&site, serving, hello), wanted);
+    }
+}
+
+fn route() -> Route {
+    let id = HandoffId::from_bytes([1; 16]);
+    Route { id, attempt: Attempt(2), prefill: Incarnation(3), decode: Incarnation(u64::MAX) }
+}
+
+fn key() -> HandoffKey {
+    HandoffKey::new([4; 32])
+}
+
+fn of_decode() -> Reader {
+    Reader::new(key(), Peer::Decode(PromptBounds { vocabulary: 100, context_length: 40 }))
+}
+
+fn of_prefill() -> Reader {
+    Reader::new(key(), Peer::Prefill { first_page: 1000, pages: 50 })
+}
+
+fn a_prompt(tokens: Vec<u32>, prompt_tokens: usize) -> Prompt {
+    let ticket = Ticket { request: RequestId::from_bytes([6; 16]), epoch: Epoch(9) };
+    let sampling =
+        Sampling { temperature: 0.3, top_k: 7, seed: u64::MAX, presence_penalty: -1.5, ..Sampling::default() };
+    let sampler = Ticketed::new(ticket, Sampler::resume(sampling, &tokens, prompt_tokens));
+    let (request, label) = (ticket.request, label(3));
+    Prompt { request, ticket, label, tokens, prompt_tokens, tokens_max: 77, sampler, restarts: 2, presence: None }
+}
+
+fn sent(parcel: Parcel) -> Vec<Frame> {
+    wire::frames(parcel, &key())
+}
+
+#[test]
+fn a_prompt_comes_over_with_its_sampler() {
+    let tokens = vec![1, 99, 0, 5, 5, 7];
+    let frames = sent(Parcel::Prompt { route: route(), prompt: Box::new(a_prompt(tokens.clone(), 4)) });
+    let Ok(Some(Parcel::Prompt { route: to, prompt })) = of_decode().parcel(&frames[0]) else { panic!("no prompt") };
+    let terms = Terms::new([4; 32], 256, FINGERPRINT, false, 4).unwrap();
+    assert_eq!((to, prompt.restarts, prompt.tokens_max, prompt.prompt_tokens), (route(), 2, 77, 4));
+    assert_eq!(prompt.ticket, a_prompt(tokens.clone(), 4).ticket);
+    assert_eq!(prompt.digest(&terms), a_prompt(tokens.clone(), 4).digest(&terms), "all that decides its first token");
+    // Four tokens of the prompt or five: the sampler has drawn another number of times.
+    assert_ne!(prompt.digest(&terms), a_prompt(tokens, 5).digest(&terms));
+    assert!(!format!("{:?}", wire::read(&frames[0])).contains("99"), "no token in it");
+}
+
+#[test]
+fn what_a_prompt_cannot_be_is_refused() {
+    for (tokens, prompt_tokens) in [(vec![], 0), (vec![1; 41], 3), (vec![1, 100], 2), (vec![1, 2], 0), (vec![1, 2], 3)]
+    {
+        let frames = sent(Parcel::Prompt { route: route(), prompt: Box::new(a_prompt(tokens, prompt_tokens)) });
+        assert!(matches!(of_decode().parcel(&frames[0]), Err(WordError::Field(_))));
+    }
+    let mut other = a_prompt(vec![1, 2], 2);
+    other.ticket.epoch = Epoch(10);
+    let frames = sent(Parcel::Prompt { route: route(), prompt: Box::new(other) });
+    assert_eq!(frames.len(), 0, "a sampler of another admission does not travel");
+}
+
+#[test]
+fn pages_come_whole_in_order_and_not_among_others() {
+    let bytes: Vec<u8> = (0..96).collect();
+    let frames = sent(Parcel::Bytes { route: route(), pages: 3, bytes: bytes.clone() });
+    assert_eq!(frames.len(), 3);
+    let mut reader = of_prefill();
+    assert!(matches!(reader.parcel(&frames[0]), Ok(None)));
+    assert!(matches!(reader.parcel(&frames[1]), Ok(None)));
+    let whole = reader.parcel(&frames[2]).unwrap();
+    assert!(matches!(whole, Some(Parcel::Bytes { pages: 3, bytes: came, .. }) if came == bytes));
+    let abort = Message::Abort { route: route(), reason: AbortReason::Expired };
+    let message = sent(Parcel::Message { from: Party::Prefill, to: Party::Decode, message: abort });
+    let other = sent(Parcel::Bytes { route: Route { attempt: Attempt(3), ..route() }, pages: 3, bytes: bytes.clone() });
+    let more = sent(Parcel::Bytes { route: route(), pages: 4, bytes: (0..128).collect() });
+    let longer = sent(Parcel::Bytes { route: route(), pages: 3, bytes: (0..99).collect() });
+    for (first, second) in [
+        (&frames[1], None),
+        (&frames[0], Some(&frames[0])),
+        (&frames[0], Some(&frames[2])),
+        (&frames[0], Some(&message[0])),
+        (&frames[0], Some(&other[1])),
+        (&frames[0], Some(&more[1])),
+        (&frames[0], Some(&longer[1])),
+    ] {
+        let mut reader = of_prefill();
+        let came = match (reader.parcel(first), second) {
+            (Ok(None), Some(second)) => reader.parcel(second),
+            (came, _) => came,
+        };
+        assert!(matches!(came, Err(WordError::Order)), "{first:?} {second:?}");
+    }
+}
+
+#[test]
+fn a_worker_s_pages_are_told_by_numbers_of_their_own_and_it_has_no_others() {
+    let read = |page| PageRead { page: PageId(page), generation: Generation(7), label: label(2) };
+    let said = |page| Said::Read { trace: PageTrace { pages: vec![read(page)] }, prefill_us: 5 };
+    let frames = sent(Parcel::Said { route: route(), said: said(49) });
+    let came = of_prefill().parcel(&frames[0]).unwrap();
+    assert!(matches!(came, Some(Parcel::Said { said: came, .. }) if came == said(1049)));
+    let fault = |page| Said::Failed(StepError::PageFault { page: PageId(page), layer: 3 });
+    let frames = sent(Parcel::Said { route: route(), said: fault(0) });
+    let came = of_prefill().parcel(&frames[0]).unwrap();
+    assert!(matches!(came, Some(Parcel::Said { said: came, .. }) if came == fault(1000)));
+    for said in [said(50), fault(u32::MAX)] {
+        let frames = sent(Parcel::Said { route: route(), said });
+        assert!(matches!(of_prefill().parcel(&frames[0]), Err(WordError::Field("page"))));
+    }
+    for error in [
+        StepError::ReadSet,
+        StepError::RowBinding,
+        StepError::PoolExhausted,
+        StepError::Stopped,
+        StepError::NotANumber,
+        StepError::Internal,
+    ] {
+        let frames = sent(Parcel::Said { route: route(), said: Said::Failed(error) });
+        let came = of_prefill().parcel(&frames[0]).unwrap();
+        assert!(matches!(came, Some(Parcel::Said { said: Said::Failed(came), .. }) if came == error));
+    }
+}
+
+#[test]
+fn a_message_goes_to_its_own_side_and_is_whole() {
+    let abort = Message::Abort { route: route(), reason: AbortReason::Expired };
+    let between = |from, to| sent(Parcel::Message { from, to, message: abort.clone() }).remove(0);
+    for (from, to, of_prefill_passes, of_decode_passes) in [
+        (Party::Prefill, Party::Decode, true, false),
+        (Party::Prefill, Party::Gateway, true, false),
+        (Party::Decode, Party::Prefill, false, true),
+        (Party::Gateway, Party::Prefill, false, true),
+        (Party::Decode, Party::Gateway, false, false),
+        (Party::Prefill, Party::Prefill, false, false),
+    ] {
+        let frame = between(from, to);
+        assert_eq!(of_prefill().parcel(&frame).is_ok(), of_prefill_passes, "{from:?} to {to:?}");
+        assert_eq!(of_decode().parcel(&frame).is_ok(), of_decode_passes, "{from:?} to {to:?}");
+    }
+    let frame = between(Party::Prefill, Party::Decode);
+    let other = Reader::new(HandoffKey::new([5; 32]), Peer::Prefill { first_page: 0, pages: 1 }).parcel(&frame);
+    assert!(matches!(other, Err(WordError::Message(_))), "another boot's key");
+    // Introductions are over.
+    let welcome = wire::write(&Word::Welcome(Welcome { life: 1, boot: 2, pages: 3 }));
+    assert!(matches!(of_prefill().parcel(&welcome), Err(WordError::NotHere)));
+    let to_decode = Word::Message(PartyWord::Prefill, PartyWord::Decode, vec![1, 2, 3].into());
+    assert!(matches!(of_prefill().parcel(&wire::write(&to_decode)), Err(WordError::Message(_))));
+}
+
+fn any_frames() -> Vec<Frame> {
+    let abort = Message::Abort { route: route(), reason: AbortReason::Expired };
+    let read = PageRead { page: PageId(4), generation: Generation(7), label: label(2) };
+    let trace = PageTrace { pages: vec![read; 3] };
+    [
+        Parcel::Message { from: Party::Prefill, to: Party::Decode, message: abort },
+        Parcel::Prompt { route: route(), prompt: Box::new(a_prompt(vec![1, 2, 3], 2)) },
+        Parcel::Bytes { route: route(), pages: 2, bytes: vec![5; 64] },
+        Parcel::Said { route: route(), said: Said::Read { trace, prefill_us: 9 } },
+        Parcel::Said { route: route(), said: Said::Failed(StepError::Internal) },
+    ]
+    .into_iter()
+    .flat_map(sent)
+    .chain([wire::write(&Word::Hello(hello())), wire::write(&Word::Refused(Refused::Busy))])
+    .collect()
+}
+
+proptest! {
+    /// Whatever comes is a parcel or an error, and no message of the protocol survives a changed byte.
+    #[test]
+    fn bytes_that_are_no_word_are_refused(
+        which in any::<prop::sample::Index>(),
+        at in any::<prop::sample::Index>(),
+        change in 1u8..,
+        cut in any::<bool>(),
+        noise in prop::collection::vec(any::<u8>(), 0..60),
+    ) {
+        for mut reader in [of_decode(), of_prefill()] {
+            let mut frame = which.get(&any_frames()).clone();
+            let at = at.index(frame.bytes.len());
+            if cut {
+                frame.bytes.truncate(at);
+                prop_assert!(reader.parcel(&frame).is_err());
+            } else {
+                frame.bytes[at] ^= change;
+                if let Ok(Some(Parcel::Message { .. })) = reader.parcel(&frame) {
+                    // Only who says it to whom is outside its seal.
+                    prop_assert!(at < 4, "{at}");
+                }
+            }
+            let mut longer = which.get(&any_frames()).clone();
+            longer.bytes.push(0);
+            prop_assert!(reader.parcel(&longer).is_err());
+            let _any = reader.parcel(&Frame { kind: 1, bytes: noise.clone() });
+            let other = reader.parcel(&Frame { kind: 2, bytes: noise.clone() });
+            prop_assert!(other.is_err());
+        }
+    }
+}
