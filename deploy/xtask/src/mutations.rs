@@ -9,6 +9,7 @@ mod files;
 mod handoff;
 mod kernels;
 mod link;
+mod remote;
 mod rows;
 mod split;
 mod templates;
@@ -38,7 +39,7 @@ struct Mutation {
 
 /// Every safety check of the product. A new check comes with its line here or in one of the lists beside this file.
 fn all() -> impl Iterator<Item = &'static Mutation> {
-    const OTHERS: [&[Mutation]; 11] = [
+    const OTHERS: [&[Mutation]; 12] = [
         bounds::BOUNDS,
         custody::CUSTODY,
         delivery::DELIVERY,
@@ -47,6 +48,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         handoff::HANDOFF,
         kernels::KERNELS,
         link::LINK,
+        remote::REMOTE,
         rows::ROWS,
         split::SPLIT,
         templates::TEMPLATES,

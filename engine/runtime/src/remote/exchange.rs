@@ -75,13 +75,13 @@ pub(super) fn carry(sender: LinkSender, mut receiver: LinkReceiver, mut reader: 
 }
 
 /// Waits while the group has enough to do. `false`: it is stopped.
-fn bring(mut parcel: Parcel, ways: &Ways<'_>) -> bool {
-    while let Err(back) = ways.incoming.put_within(parcel, PARCELS_MAX, LOOK) {
+fn bring(parcel: Parcel, ways: &Ways<'_>) -> bool {
+    while !ways.incoming.has_room(PARCELS_MAX, LOOK) {
         if ways.inbox.is_stopped() {
             return false;
         }
-        parcel = back;
     }
+    ways.incoming.put(&mut VecDeque::from([parcel]));
     ways.inbox.wake_if_asleep();
     true
 }

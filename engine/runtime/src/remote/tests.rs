@@ -306,7 +306,7 @@ fn without_a_worker_requests_wait_a_while_and_are_told_then() {
     };
     let second = |seconds: u64| Duration::from_secs(seconds);
     let mut steps = submit(1);
-    let mut look = |machine: &mut Machine<Tracer>, group: &mut DecodeGroup, now| {
+    let look = |machine: &mut Machine<Tracer>, group: &mut DecodeGroup, now| {
         inbox.look(|queue| group.look(machine, now, queue));
     };
     look(&mut machine, &mut group, second(9));

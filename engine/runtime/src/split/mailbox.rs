@@ -22,19 +22,11 @@ impl Mailbox {
         }
     }
 
-    /// As soon as less than `parcels_max` are there, or after `pause`: for whoever brings what it does not make itself.
-    /// Gives the parcel back when there was no room.
-    pub(crate) fn put_within(&self, parcel: Parcel, parcels_max: usize, pause: Duration) -> Result<(), Parcel> {
+    /// Waits until less than `parcels_max` are there, for at most `pause`: for whoever brings what it does not make itself.
+    pub(crate) fn has_room(&self, parcels_max: usize, pause: Duration) -> bool {
         let full = |parcels: &mut VecDeque<Parcel>| parcels.len() >= parcels_max;
         let waited = self.taken.wait_timeout_while(self.lock(), pause, full);
-        let (mut parcels, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-        if waited.timed_out() {
-            return Err(parcel);
-        }
-        parcels.push_back(parcel);
-        drop(parcels);
-        self.arrived.notify_one();
-        Ok(())
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     pub(crate) fn take(&self) -> VecDeque<Parcel> {
