@@ -2,6 +2,7 @@
 //! `docs/performance.md`. Minutes on a quiet machine; nothing of it runs in CI.
 
 mod checks;
+mod handoff;
 mod note;
 mod peers;
 mod plot;
@@ -45,6 +46,15 @@ pub(crate) enum Bench {
     },
     /// The share of label checks and digests, in instructions; needs valgrind
     Checks,
+    /// The share of a handoff's digests in the prefill that they follow
+    Handoff {
+        /// Counted repetitions of each length of prompt
+        #[arg(long, default_value_t = 5)]
+        repetitions: u16,
+        /// Compute threads of the engine; as many as there are cores when not given
+        #[arg(long)]
+        threads: Option<usize>,
+    },
     /// Write docs/performance.md and its plots anew from tests/results, without measuring
     Note,
 }
@@ -55,6 +65,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
         Bench::Mistralrs { repetitions } => mistralrs(root, *repetitions)?,
         Bench::Served { repetitions } => served(root, *repetitions)?,
         Bench::Checks => checks::run(root)?,
+        Bench::Handoff { repetitions, threads } => handoff::run(root, *repetitions, *threads)?,
         Bench::Note => {}
     }
     note::write(root)

@@ -2,7 +2,7 @@
 //! by this program or not at all.
 
 use super::plot::{Plot, Series, thousands};
-use super::{checks, result_file};
+use super::{checks, handoff, result_file};
 use anyhow::{Context, Result};
 use serde_json::Value as Json;
 use std::fmt::Write;
@@ -65,6 +65,7 @@ struct Results {
     engine: Json,
     served: Json,
     checks: Json,
+    handoff: Json,
 }
 
 impl Results {
@@ -73,7 +74,8 @@ impl Results {
             Ok(text) => serde_json::from_str(&text).with_context(|| format!("{name} is not JSON")),
             Err(_) => Ok(Json::Null),
         };
-        Ok(Self { engine: read("engine.json")?, served: read("served.json")?, checks: read("checks.json")? })
+        let (engine, served) = (read("engine.json")?, read("served.json")?);
+        Ok(Self { engine, served, checks: read("checks.json")?, handoff: read("handoff.json")? })
     }
 
     fn text(&self) -> String {
@@ -81,6 +83,7 @@ impl Results {
         self.engine_text(&mut text);
         self.served_text(&mut text);
         self.checks_text(&mut text);
+        self.handoff_text(&mut text);
         text
     }
 
@@ -221,6 +224,40 @@ impl Results {
         }
     }
 
+    fn handoff_text(&self, text: &mut String) {
+        let handoff = &self.handoff;
+        if handoff.is_null() {
+            return;
+        }
+        let _ = writeln!(
+            text,
+            "\nVerifying a handoff: the digests of all pages, made on both ends, as a share of the prefill that they follow\n\
+             (wanted: at most 3 %). {}, {} threads, which `copy` divides between the groups, {} kernels;\n\
+             medians of {} prompts, load average {} before, {} after. A group makes its digests on one thread: at {} GB/s where\n\
+             the pages are in no cache.\n",
+            words(&handoff["machine"]["cpu"]),
+            number(&handoff["threads"]),
+            words(&handoff["kernels"]),
+            number(&handoff["repeats"]),
+            number(&handoff["load_average_before"]),
+            number(&handoff["load_average_after"]),
+            ratio(&handoff["digest_gigabytes_per_second"]),
+        );
+        let _ = writeln!(text, "| handoff | prompt | prefill, ms | digests, ms | share, % |");
+        let _ = writeln!(text, "| --- | --- | --- | --- | --- |");
+        for row in handoff::rows(handoff) {
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} | {} | {} |",
+                words(&row["transport"]),
+                row["prompt_tokens"].as_f64().map_or_else(missing, thousands),
+                speed(&row["prefill_ms"]),
+                ratio(&row["digests_ms"]),
+                ratio(&row["share_percent"]),
+            );
+        }
+    }
+
     fn plots(&self) -> Vec<(&'static str, Plot)> {
         let scaling = &self.engine["scaling"];
         if scaling.is_null() {
@@ -332,10 +369,15 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_said_so() {
-        let none = Results { engine: Json::Null, served: Json::Null, checks: Json::Null };
+        let none = Results { engine: Json::Null, served: Json::Null, checks: Json::Null, handoff: Json::Null };
         let text = none.text();
         assert!(text.contains("| decode, 1 sequence | not measured | not measured | 2.2 |"), "{text}");
-        assert!(!text.contains("Served") && !text.contains("Label checks") && none.plots().is_empty());
+        assert!(
+            !text.contains("Served")
+                && !text.contains("Label checks")
+                && !text.contains("handoff")
+                && none.plots().is_empty()
+        );
     }
 
     #[test]

@@ -72,6 +72,22 @@ pub(super) const HANDOFF: &[Mutation] = &[
         tests: "test(pages_and_layers_are_compared_each_for_itself)",
     },
     Mutation {
+        name: "handoff: a digest is of all bytes of a slab, the last ones too",
+        file: "engine/handoff/src/content.rs",
+        find: "last[..rest.len()].copy_from_slice(rest);",
+        replace: "last[..rest.len()].fill(0);",
+        packages: PACKAGES,
+        tests: "test(the_digest_is_its_definition) | test(a_flipped_bit_changes_both_lanes)",
+    },
+    Mutation {
+        name: "handoff: both halves of a word count in a digest",
+        file: "engine/handoff/src/content.rs",
+        find: "(word >> 32).wrapping_add(constant >> 32) & HALF",
+        replace: "(constant >> 32) & HALF",
+        packages: PACKAGES,
+        tests: "test(the_digest_is_its_definition) | test(a_flipped_bit_changes_both_lanes)",
+    },
+    Mutation {
         name: "handoff: the landed tag is the sealed life's",
         file: "engine/handoff/src/refusal.rs",
         find: "sealed.tag != found.tag",
