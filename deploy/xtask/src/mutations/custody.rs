@@ -236,6 +236,14 @@ pub(super) const CUSTODY: &[Mutation] = &[
         tests: "test(what_landed_completely_is_a_sequence_and_nothing_else_is)",
     },
     Mutation {
+        name: "ledger: pages that the store did not relabel have no next owner",
+        file: "engine/kv/src/transfer_table.rs",
+        find: "if relabel(before, owned.capability()) { Ok(owned) }",
+        replace: "if relabel(before, owned.capability()) || owned.filled() > 0 { Ok(owned) }",
+        packages: &["engine-kv"],
+        tests: "test(a_store_that_cannot_relabel_gets_no_reader)",
+    },
+    Mutation {
         name: "custody: a lost event is told",
         file: "engine/kv/src/custody_log.rs",
         find: "if self.lost > 0 {",
