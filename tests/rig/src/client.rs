@@ -180,6 +180,10 @@ impl Client {
 pub fn is_isolation_fault(error: StepError) -> bool {
     match error {
         StepError::PageFault { .. } | StepError::ReadSet | StepError::RowBinding | StepError::Handoff { .. } => true,
-        StepError::PoolExhausted | StepError::Stopped | StepError::NotANumber | StepError::Internal => false,
+        StepError::PoolExhausted
+        | StepError::Stopped
+        | StepError::NotANumber
+        | StepError::PrefillAway
+        | StepError::Internal => false,
     }
 }
