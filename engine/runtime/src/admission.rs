@@ -122,6 +122,20 @@ impl Stepper {
         machine.reclaim();
     }
 
+    /// The request in this place gives way, modulo their number; `None`: whoever gives way for pages. `false`: nobody has a
+    /// slot. For tests, which do not wait until somebody must.
+    #[cfg(feature = "fault-injection")]
+    pub(crate) fn make_give_way(&mut self, machine: &mut Machine<impl Compute>, place: Option<usize>) -> bool {
+        let index = match place {
+            Some(place) => place.checked_rem(self.running.len()),
+            None => self.victim_for_pages(),
+        };
+        if let Some(index) = index {
+            self.preempt(machine, index);
+        }
+        index.is_some()
+    }
+
     /// Everybody inside the engine, by tenant: what the queue's bounds count besides those who wait in it.
     pub(crate) fn count_inside(&self, queue: &mut Queue) {
         queue.inside.clear();

@@ -64,6 +64,16 @@ impl<C: Compute> StepExecutor<C> {
         found
     }
 
+    /// A request that has a slot loses it, and its pages: the one in this place, modulo their number. `false`: there is none.
+    pub fn preempt(&mut self, place: usize) -> bool {
+        self.stepper.make_give_way(&mut self.machine, Some(place))
+    }
+
+    /// As when a page is needed and none is free: whoever gives way first loses slot and pages. `false`: nobody has any.
+    pub fn evict(&mut self) -> bool {
+        self.stepper.make_give_way(&mut self.machine, None)
+    }
+
     /// The ledger of its pages. Its custody log is followed by the step loop: whoever drains it takes events away.
     pub fn pool(&self) -> &PagePool {
         &self.machine.pool

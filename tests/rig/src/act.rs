@@ -27,12 +27,24 @@ pub enum Act {
         /// Modulo the number of clients.
         client: u32,
     },
+    /// A request loses its slot and its pages, or the handoff that was to bring them, and is computed anew later.
+    Preempt {
+        /// Modulo the number of those that have a slot.
+        request: u32,
+    },
+    /// As when a page is needed and none is free: so does whoever gives way first.
+    Evict,
     /// A split engine admits whoever may have a slot, and forgets who left.
     Look,
     /// Its prefill group computes a chunk.
     Prefill,
     /// Its decode group computes a token of everybody.
     Decode,
+    /// Its prefill group, where that has pages of its own, ends and begins anew with nothing.
+    Restart {
+        /// Parcels that it has sent and that still arrive, at most.
+        arriving: u32,
+    },
     /// A parcel arrives at its prefill group.
     ToPrefill,
     /// A parcel arrives at its decode group.
@@ -53,9 +65,12 @@ impl fmt::Display for Act {
             Self::Step => write!(f, "step"),
             Self::Read { client, steps } => write!(f, "read {client} {steps}"),
             Self::Leave { client } => write!(f, "leave {client}"),
+            Self::Preempt { request } => write!(f, "preempt {request}"),
+            Self::Evict => write!(f, "evict"),
             Self::Look => write!(f, "look"),
             Self::Prefill => write!(f, "prefill"),
             Self::Decode => write!(f, "decode"),
+            Self::Restart { arriving } => write!(f, "restart {arriving}"),
             Self::ToPrefill => write!(f, "to-prefill"),
             Self::ToDecode => write!(f, "to-decode"),
             Self::Overtake => write!(f, "overtake"),
@@ -80,9 +95,12 @@ impl FromStr for Act {
             "step" => Self::Step,
             "read" => Self::Read { client: number(word())?, steps: number(word())? },
             "leave" => Self::Leave { client: number(word())? },
+            "preempt" => Self::Preempt { request: number(word())? },
+            "evict" => Self::Evict,
             "look" => Self::Look,
             "prefill" => Self::Prefill,
             "decode" => Self::Decode,
+            "restart" => Self::Restart { arriving: number(word())? },
             "to-prefill" => Self::ToPrefill,
             "to-decode" => Self::ToDecode,
             "overtake" => Self::Overtake,

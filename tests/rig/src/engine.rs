@@ -15,24 +15,51 @@ const BOOT_SECRET: [u8; 32] = [7; 32];
 #[derive(Debug)]
 pub(crate) enum Engine {
     Whole(Box<StepExecutor<Tracer>>),
-    Split(Box<SplitExecutor<Tracer>>),
+    Split(Box<Split>),
+}
+
+/// Two groups, and what a new life of one of them is made from.
+#[derive(Debug)]
+pub(crate) struct Split {
+    groups: SplitExecutor<Tracer>,
+    setup: Setup,
+    /// What earlier lives of the prefill group read.
+    read_before: BTreeSet<ForeignRead>,
+    restarts: usize,
+}
+
+/// A handoff that ends without anybody's fault is tried again so often: one more restart could end a request.
+const RESTARTS_MAX: usize = 4;
+
+impl Split {
+    /// `false`: it has no pages of its own, or has begun anew too often.
+    fn restart(&mut self, arriving: usize) -> bool {
+        if self.restarts == RESTARTS_MAX {
+            return false;
+        }
+        let Ok(old) = self.groups.restart_prefill(tracer(&self.setup), arriving) else { return false };
+        self.read_before.extend(old.foreign_reads().iter().copied());
+        self.restarts += 1;
+        true
+    }
+}
+
+fn tracer(setup: &Setup) -> Tracer {
+    let mut tracer = Tracer::new(setup.cast, setup.config.pages);
+    if !setup.checks.tags {
+        tracer.believe_block_tables();
+    }
+    if setup.reads_whole_pages {
+        tracer.read_whole_pages();
+    }
+    tracer
 }
 
 impl Engine {
     pub(crate) fn new(setup: &Setup) -> Self {
-        let tracer = || {
-            let mut tracer = Tracer::new(setup.cast, setup.config.pages);
-            if !setup.checks.tags {
-                tracer.believe_block_tables();
-            }
-            if setup.reads_whole_pages {
-                tracer.read_whole_pages();
-            }
-            tracer
-        };
         match setup.groups {
             Groups::One => {
-                let engine = StepExecutor::new(tracer(), setup.config, BOOT_SECRET);
+                let engine = StepExecutor::new(tracer(setup), setup.config, BOOT_SECRET);
                 engine.pool().plant(setup.ledger_faults.clone());
                 engine.plant(setup.faults.clone());
                 if !setup.checks.steps {
@@ -41,9 +68,9 @@ impl Engine {
                 Self::Whole(Box::new(engine))
             }
             Groups::InPlace | Groups::Copied => {
-                let of_prefill = (setup.groups == Groups::Copied).then(tracer);
+                let of_prefill = (setup.groups == Groups::Copied).then(|| tracer(setup));
                 let make = if setup.checks.steps { SplitExecutor::new } else { SplitExecutor::unchecked };
-                let mut engine = make(tracer(), of_prefill, setup.config, BOOT_SECRET);
+                let mut engine = make(tracer(setup), of_prefill, setup.config, BOOT_SECRET);
                 if !setup.ledger_faults.is_empty() {
                     engine.pools().0.plant(setup.ledger_faults.clone());
                 }
@@ -52,7 +79,8 @@ impl Engine {
                     engine.make_one_sided(setup.frees_early);
                 }
                 engine.keep_records();
-                Self::Split(Box::new(engine))
+                let (setup, read_before) = (setup.clone(), BTreeSet::new());
+                Self::Split(Box::new(Split { groups: engine, setup, read_before, restarts: 0 }))
             }
         }
     }
@@ -67,7 +95,7 @@ impl Engine {
     ) -> Result<Steps, SubmitError> {
         match self {
             Self::Whole(engine) => engine.submit(label, request, prompt, sampling, sealer),
-            Self::Split(engine) => engine.submit(label, request, prompt, sampling, sealer),
+            Self::Split(engine) => engine.groups.submit(label, request, prompt, sampling, sealer),
         }
     }
 
@@ -75,39 +103,39 @@ impl Engine {
     pub(crate) fn step(&mut self) -> bool {
         match self {
             Self::Whole(engine) => engine.step(),
-            Self::Split(engine) => engine.step(),
+            Self::Split(engine) => engine.groups.step(),
         }
     }
 
-    /// What concerns the engine alone.
-    pub(crate) fn act(&mut self, act: Act) {
+    /// What concerns the engine alone. `false`: there was nothing to do.
+    pub(crate) fn act(&mut self, act: Act) -> bool {
         match (self, act) {
-            (engine, Act::Step) => {
-                engine.step();
-            }
-            (Self::Split(engine), act) => {
-                let happened = match act {
-                    Act::Look => engine.look(),
-                    Act::ToPrefill => engine.bring_to_prefill(),
-                    Act::ToDecode => engine.bring_to_decode(),
-                    Act::Overtake => engine.overtake_bytes(),
-                    Act::Prefill => {
-                        engine.prefill();
-                        true
-                    }
-                    Act::Decode => {
-                        engine.decode();
-                        true
-                    }
-                    Act::Pass { milliseconds } => {
-                        engine.pass(Duration::from_millis(milliseconds.into()));
-                        true
-                    }
-                    Act::Arrive { .. } | Act::Step | Act::Read { .. } | Act::Leave { .. } => false,
-                };
-                let _nothing_to_do = !happened;
-            }
-            (Self::Whole(_), _) => (),
+            (engine, Act::Step) => engine.step(),
+            (Self::Split(engine), act) => match act {
+                Act::Preempt { request } => engine.groups.preempt(request as usize),
+                Act::Evict => engine.groups.evict(),
+                Act::Restart { arriving } => engine.restart(arriving as usize),
+                Act::Look => engine.groups.look(),
+                Act::ToPrefill => engine.groups.bring_to_prefill(),
+                Act::ToDecode => engine.groups.bring_to_decode(),
+                Act::Overtake => engine.groups.overtake_bytes(),
+                Act::Prefill => {
+                    engine.groups.prefill();
+                    true
+                }
+                Act::Decode => {
+                    engine.groups.decode();
+                    true
+                }
+                Act::Pass { milliseconds } => {
+                    engine.groups.pass(Duration::from_millis(milliseconds.into()));
+                    true
+                }
+                Act::Arrive { .. } | Act::Step | Act::Read { .. } | Act::Leave { .. } => false,
+            },
+            (Self::Whole(engine), Act::Preempt { request }) => engine.preempt(request as usize),
+            (Self::Whole(engine), Act::Evict) => engine.evict(),
+            (Self::Whole(_), _) => false,
         }
     }
 
@@ -115,7 +143,7 @@ impl Engine {
     pub(crate) fn has_parcels(&self) -> bool {
         match self {
             Self::Whole(_) => false,
-            Self::Split(engine) => engine.on_the_way() != (0, 0),
+            Self::Split(engine) => engine.groups.on_the_way() != (0, 0),
         }
     }
 
@@ -123,9 +151,10 @@ impl Engine {
         match self {
             Self::Whole(engine) => engine.compute().foreign_reads().clone(),
             Self::Split(engine) => {
-                let (decode, prefill) = engine.computes();
-                let of_prefill = prefill.map(|tracer| tracer.foreign_reads().clone()).unwrap_or_default();
-                decode.foreign_reads() | &of_prefill
+                let (decode, prefill) = engine.groups.computes();
+                let mut foreign = &engine.read_before | decode.foreign_reads();
+                foreign.extend(prefill.into_iter().flat_map(|tracer| tracer.foreign_reads().iter().copied()));
+                foreign
             }
         }
     }
@@ -139,7 +168,7 @@ impl Engine {
         match self {
             Self::Whole(engine) => held(engine.pool()),
             Self::Split(engine) => {
-                let (decode, prefill) = engine.pools();
+                let (decode, prefill) = engine.groups.pools();
                 held(decode) + prefill.map_or(0, held)
             }
         }
@@ -148,7 +177,7 @@ impl Engine {
     pub(crate) fn split(&mut self) -> Option<&mut SplitExecutor<Tracer>> {
         match self {
             Self::Whole(_) => None,
-            Self::Split(engine) => Some(engine),
+            Self::Split(engine) => Some(&mut engine.groups),
         }
     }
 }

@@ -22,14 +22,17 @@ fn split_act(random: &mut ChaCha8Rng) -> Act {
     let mut below = |bound: u32| random.next_u32() % bound;
     match below(100) {
         0..7 => Act::Arrive { prompt: 1 + below(120), answer: 1 + below(40) },
-        7..22 => Act::Look,
-        22..37 => Act::Prefill,
-        37..50 => Act::Decode,
-        50..64 => Act::ToPrefill,
+        7..21 => Act::Look,
+        21..35 => Act::Prefill,
+        35..48 => Act::Decode,
+        48..49 => Act::Evict,
+        49..51 => Act::Preempt { request: below(8) },
+        51..64 => Act::ToPrefill,
         64..76 => Act::ToDecode,
         76..82 => Act::Overtake,
-        82..85 => Act::Pass { milliseconds: below(400) },
-        85..97 => Act::Read { client: below(64), steps: 1 + below(8) },
+        82 => Act::Restart { arriving: below(6) },
+        83..86 => Act::Pass { milliseconds: below(400) },
+        86..97 => Act::Read { client: below(64), steps: 1 + below(8) },
         _ => Act::Leave { client: below(64) },
     }
 }
@@ -45,7 +48,9 @@ fn act(random: &mut ChaCha8Rng) -> Act {
     let mut below = |bound: u32| random.next_u32() % bound;
     match below(100) {
         0..12 => Act::Arrive { prompt: 1 + below(120), answer: 1 + below(40) },
-        12..70 => Act::Step,
+        12..66 => Act::Step,
+        66..68 => Act::Evict,
+        68..70 => Act::Preempt { request: below(8) },
         70..95 => Act::Read { client: below(64), steps: 1 + below(8) },
         _ => Act::Leave { client: below(64) },
     }

@@ -16,7 +16,48 @@ fn twenty_thousand_random_traces_are_as_they_must_be() {
         }
     }
     let setup = Setup::small();
-    assert!((0..20).all(|seed| fuzzer::run(&setup, &fuzzer::acts(seed, 300)).responses > 5), "they do something");
+    let found = |seed| fuzzer::run(&setup, &fuzzer::acts(seed, 300));
+    assert!((0..20).map(found).all(|found| found.responses > 5 && found.gave_way > 2), "they do something");
+}
+
+#[test]
+fn who_gives_way_gets_its_whole_answer_all_the_same() {
+    const GROUPS: [Groups; 3] = [Groups::One, Groups::InPlace, Groups::Copied];
+    // Each of two requests gives way in each state that it may be in: after so many steps, again and again.
+    for (steps, groups) in (1..12).flat_map(|steps| GROUPS.map(|groups| (steps, groups))) {
+        let mut acts = fuzzer::parse("arrive 40 60\narrive 20 60").unwrap();
+        for way in ["preempt 0", "evict", "preempt 1", "evict"] {
+            acts.extend(vec![Act::Step; steps]);
+            acts.extend(fuzzer::parse(&format!("read 0 99\nread 1 99\n{way}")).unwrap());
+        }
+        let found = fuzzer::run(&Setup { groups, ..Setup::small() }, &acts);
+        assert!(found.is_clean() && found.responses == 2, "{groups:?} after {steps} steps: {found:?}");
+        assert_eq!(found.gave_way, 4, "{groups:?} after {steps} steps");
+    }
+    // Nobody has a slot.
+    for groups in GROUPS {
+        let found = fuzzer::run(&Setup { groups, ..Setup::small() }, &[Act::Evict, Act::Preempt { request: 3 }]);
+        assert_eq!(found, Findings::default());
+    }
+}
+
+#[test]
+fn a_prefill_group_that_begins_anew_changes_no_answer() {
+    const TURNS: [&str; 5] = ["look", "prefill", "to-prefill", "to-decode", "decode"];
+    let setup = Setup { groups: Groups::Copied, ..Setup::small() };
+    // In every state that a handoff may be in, with what was sent lost or arriving late.
+    for (acts_before, arriving) in (0..40).flat_map(|acts| (0..4).map(move |arriving| (acts, arriving))) {
+        let turns: Vec<&str> = TURNS.into_iter().cycle().take(acts_before).collect();
+        let script = format!("arrive 40 8\narrive 20 8\n{}\nrestart {arriving}\novertake\nlook", turns.join("\n"));
+        let found = fuzzer::run(&setup, &fuzzer::parse(&script).unwrap());
+        assert!(found.is_clean() && found.responses == 2, "{script}\n{found:?}");
+        assert_eq!(found.restarts, 1, "{script}");
+        assert_eq!(found.waits, 0, "no handoff waits for a timer to end it: {script}");
+    }
+    let in_place = Setup { groups: Groups::InPlace, ..Setup::small() };
+    assert_eq!(fuzzer::run(&in_place, &[Act::Restart { arriving: 0 }]).restarts, 0, "they live together");
+    let random = |seed| fuzzer::run(&setup, &fuzzer::split_acts(seed, 300)).restarts;
+    assert!((0..20).map(random).sum::<usize>() > 10, "random runs have them too");
 }
 
 #[test]
@@ -57,7 +98,7 @@ fn a_planted_fault_is_stopped_before_a_foreign_byte_leaves_and_leaks_without_the
 fn a_script_says_what_happens() {
     let acts = fuzzer::acts(3, 50);
     assert_eq!(fuzzer::parse(&fuzzer::script(&acts)), Ok(acts));
-    for line in ["arrive 1", "arrive 1 2 3", "step 1", "read -1 2", "go", "leave"] {
+    for line in ["arrive 1", "arrive 1 2 3", "step 1", "read -1 2", "go", "leave", "preempt", "evict 1", "restart"] {
         assert_eq!(fuzzer::parse(line), Err(NoAct(line.to_owned())));
     }
 }

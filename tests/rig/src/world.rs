@@ -105,6 +105,9 @@ pub struct World {
     is_gated: bool,
     exchanges_streams: bool,
     refused: u32,
+    gave_way: usize,
+    restarts: usize,
+    waits: usize,
 }
 
 /// What a run came to.
@@ -112,6 +115,12 @@ pub struct World {
 pub struct Findings {
     /// Responses that were begun.
     pub responses: usize,
+    /// Times that an act took a request's slot away.
+    pub gave_way: usize,
+    /// Times that the prefill group began anew.
+    pub restarts: usize,
+    /// Times that nobody could go on before half a second had passed.
+    pub waits: usize,
     /// Who found another tenant's content where it was told to read, and who had written it.
     pub foreign: BTreeSet<ForeignRead>,
     /// Responses with another tenant's content in what left for the client.
@@ -144,8 +153,7 @@ impl Findings {
     /// As it must be when nothing is broken.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        let Self { foreign, leaked, caught, failed, stopped, wrong, stuck, halted, pages_lost, responses: _, left: _ } =
-            self;
+        let Self { foreign, leaked, caught, failed, stopped, wrong, stuck, halted, pages_lost, .. } = self;
         foreign.is_empty()
             && leaked.is_empty()
             && caught.is_empty()
@@ -178,6 +186,9 @@ impl World {
             is_gated: setup.checks.gate,
             exchanges_streams: setup.exchanges_streams,
             refused: 0,
+            gave_way: 0,
+            restarts: 0,
+            waits: 0,
         }
     }
 
@@ -196,7 +207,9 @@ impl World {
                 }
             }
             act => {
-                self.let_engine(|engine| engine.act(act));
+                let happened = self.let_engine(|engine| engine.act(act)) == Some(true);
+                self.gave_way += usize::from(happened && matches!(act, Act::Preempt { .. } | Act::Evict));
+                self.restarts += usize::from(happened && matches!(act, Act::Restart { .. }));
             }
         }
     }
@@ -251,6 +264,7 @@ impl World {
         let went_on = self.let_engine(|engine| engine.step() || engine.has_parcels());
         let waits = self.engine.as_ref().is_some_and(|engine| engine.pages_held() > 0);
         if went_on == Some(false) && waits {
+            self.waits += 1;
             self.act(Act::Pass { milliseconds: 500 });
             // As its thread does now and then, whether or not there is work: what was given back is scrubbed and freed.
             self.act(Act::Prefill);
@@ -284,6 +298,9 @@ impl World {
         };
         let mut findings = Findings {
             responses: self.clients.len(),
+            gave_way: self.gave_way,
+            restarts: self.restarts,
+            waits: self.waits,
             leaked: of(&|client| !client.foreign_tenants().is_empty()),
             caught: of(&|client| matches!(client.state, State::Caught(_))),
             failed: of(&|client| matches!(client.state, State::Failed(error) if error != StepError::NotANumber)),

@@ -62,4 +62,12 @@ pub(super) const SPLIT: &[Mutation] = &[
         packages: PACKAGES,
         tests: "test(no_order_of_events_gives_a_wrong_answer_or_loses_a_page)",
     },
+    Mutation {
+        name: "split: what was begun with a group ends with its life",
+        file: "engine/runtime/src/split/decode_group.rs",
+        find: "self.tell(machine, now, DecodeInput::PeerGone { prefill });",
+        replace: "let _unsaid = prefill;",
+        packages: &["rig"],
+        tests: "test(a_prefill_group_that_begins_anew_changes_no_answer)",
+    },
 ];

@@ -20,12 +20,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// No two pools have tags of one secret.
+const SECRET_OF_PREFILL: u8 = 0x55;
+
 /// A split engine that stands still until it is told what happens next.
 pub struct SplitExecutor<C> {
     pair: Pair<C>,
     inbox: Arc<Inbox>,
     config: EngineConfig,
     now: Duration,
+    /// For another life of the prefill group.
+    terms: Terms,
+    boot_secret: [u8; 32],
+    /// How often that group began anew.
+    restarts: u32,
 }
 
 impl<C: Compute> SplitExecutor<C> {
@@ -79,18 +87,16 @@ impl<C: Compute> SplitExecutor<C> {
         let decode = Stepper::new(Role::Decode, inbox.clone(), counters.clone(), config);
         let mut prefill = Stepper::new(Role::Prefill, inbox.clone(), counters, config);
         prefill.planted = decode.planted.clone();
-        let (format, compat, count) = (PageFormat::F32, 0, config.pages);
-        let first = u32::try_from(count).unwrap_or(u32::MAX);
-        let of_prefill = of_prefill.map(|compute| {
-            let boot_secret = boot_secret.map(|byte| byte ^ 0x55);
-            Machine::new(compute, Pages { count, first: 0, boot_secret, format, compat })
-        });
-        let first = if in_place { 0 } else { first };
-        let machine = Machine::new(compute, Pages { count, first, boot_secret, format, compat });
+        let count = u32::try_from(config.pages).unwrap_or(u32::MAX);
+        let of_prefill = of_prefill
+            .map(|compute| Machine::new(compute, pages(&config, 0, boot_secret.map(|byte| byte ^ SECRET_OF_PREFILL))));
+        let first = if in_place { 0 } else { count };
+        let machine = Machine::new(compute, pages(&config, first, boot_secret));
         let lives = [Incarnation(1), Incarnation(2)];
         let decode = DecodeGroup::new(decode, terms.clone(), lives[0], Some(lives[1]), boot_secret);
-        let prefill = PrefillGroup::new(prefill, terms, lives[1]);
-        Self { pair: Pair::new(decode, prefill, machine, of_prefill), inbox, config, now: Duration::ZERO }
+        let prefill = PrefillGroup::new(prefill, terms.clone(), lives[1]);
+        let pair = Pair::new(decode, prefill, machine, of_prefill);
+        Self { pair, inbox, config, now: Duration::ZERO, terms, boot_secret, restarts: 0 }
     }
 
     /// Queues a request.
@@ -144,6 +150,44 @@ impl<C: Compute> SplitExecutor<C> {
     /// One parcel arrives at the decode group. `false`: there is none.
     pub fn bring_to_decode(&mut self) -> bool {
         self.pair.bring_to_decode(self.now)
+    }
+
+    /// A request that has a slot loses it, and its pages or its handoff: the one in this place, modulo their number. `false`:
+    /// there is none.
+    pub fn preempt(&mut self, place: usize) -> bool {
+        self.pair.decode.stepper.make_give_way(&mut self.pair.machine, Some(place))
+    }
+
+    /// As when the decode group needs a page and none is free: whoever gives way first loses slot, pages or handoff.
+    /// `false`: nobody has any.
+    pub fn evict(&mut self) -> bool {
+        self.pair.decode.stepper.make_give_way(&mut self.pair.machine, None)
+    }
+
+    /// The prefill group's life ends, and another one begins on `compute`, whose pages are all free. Of what the old one has
+    /// sent, so many parcels still arrive at most, before the word that it is gone; what was sent to it arrives at the new one.
+    ///
+    /// # Errors
+    /// `compute`: groups with one pool live and end together.
+    pub fn restart_prefill(&mut self, compute: C, arriving: usize) -> Result<C, C> {
+        let Some(machine) = self.pair.of_prefill.as_mut() else { return Err(compute) };
+        self.restarts += 1;
+        let (config, inbox) = (self.config, self.inbox.clone());
+        let mut stepper = Stepper::new(Role::Prefill, inbox, self.pair.prefill.stepper.counters.clone(), config);
+        stepper.planted = self.pair.prefill.stepper.planted.clone();
+        let life = Incarnation(2 + u64::from(self.restarts));
+        let new = PrefillGroup::new(stepper, self.terms.clone(), life);
+        let mut old = std::mem::replace(&mut self.pair.prefill, new);
+        old.outbox.truncate(arriving);
+        self.pair.prefill.outbox.append(&mut old.outbox);
+        let peers = [None, Some(life)].map(|life| Parcel::Peer { life });
+        self.pair.prefill.outbox.extend(peers);
+        // Its pages go back to a pool that is no more.
+        drop(old);
+        let count = u32::try_from(config.pages).unwrap_or(u32::MAX);
+        let first = count.saturating_mul(self.restarts + 1);
+        let secret = self.boot_secret.map(|byte| byte.wrapping_add(self.restarts as u8) ^ SECRET_OF_PREFILL);
+        Ok(std::mem::replace(machine, Machine::new(compute, pages(&config, first, secret))).compute)
     }
 
     /// Time passes, and the groups look at what has expired.
@@ -217,6 +261,10 @@ impl<C: Compute> SplitExecutor<C> {
     pub fn plant(&self, faults: Vec<Fault>) {
         self.pair.decode.stepper.planted.set(faults);
     }
+}
+
+fn pages(config: &EngineConfig, first: u32, boot_secret: [u8; 32]) -> Pages {
+    Pages { count: config.pages, first, boot_secret, format: PageFormat::F32, compat: 0 }
 }
 
 impl<C> fmt::Debug for SplitExecutor<C> {
