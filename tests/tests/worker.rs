@@ -13,26 +13,31 @@ const MODEL: &str = "test-model";
 struct Site {
     folder: tempfile::TempDir,
     key: String,
+    role: String,
 }
 
 impl Site {
     fn new() -> Result<Self> {
+        Self::with("prefill")
+    }
+
+    fn with(role: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let bulkhead = || Ok::<_, anyhow::Error>(Command::new(binary("bulkhead")?));
-        run(bulkhead()?.args(["key", "workers"]).arg(folder.path().join("certificates")))?;
+        run(bulkhead()?.args(["key", "worker"]).arg(folder.path().join("certificates")))?;
         let made = run(bulkhead()?.args(["key", "new", "acme", "--data-dir"]).arg(folder.path().join("data")))?;
         let said = String::from_utf8(made.stderr)?;
         let key = said.lines().find(|line| !line.starts_with('#')).context("no key")?.trim().to_owned();
-        let site = Self { folder, key };
+        let site = Self { folder, key, role: role.to_owned() };
         for (name, engine) in [("bulkhead.toml", ""), ("other.toml", "kv = \"f32\"\n")] {
             let cache = binary("bulkhead")?.with_file_name("weights-cache");
             let config = format!(
                 "listen = \"127.0.0.1:0\"\ndata_dir = \"data\"\nmodel = {:?}\nserved_name = \"{MODEL}\"\nweights_cache = \
-                 {:?}\n[engine]\nthreads = 2\npages = 1024\n{engine}[workers]\nprefill = \"unix:{}\"\ncertificates = \
-                 \"certificates\"\n{}",
+                 {:?}\n[engine]\nthreads = 2\npages = 1024\n{engine}[worker]\nrole = {role:?}\naddress = \
+                 \"unix:{}\"\ncertificates = \"certificates\"\n{}",
                 model_path()?,
                 cache,
-                site.path("prefill.sock").display(),
+                site.path("worker.sock").display(),
                 String::from_utf8(made.stdout.clone())?,
             );
             std::fs::write(site.path(name), config)?;
@@ -46,7 +51,7 @@ impl Site {
 
     fn worker(&self, config: &str) -> Result<Program> {
         let config = self.path(config).display().to_string();
-        let mut worker = Program::start(["worker", "--role", "prefill", "--config", &config])?;
+        let mut worker = Program::start(["worker", "--role", &self.role, "--config", &config])?;
         worker.wait_for("waiting for a gateway at")?;
         Ok(worker)
     }
@@ -74,19 +79,27 @@ fn prompt(number: usize) -> String {
 
 #[test]
 fn a_worker_s_prompts_give_the_answers_of_one_process_and_the_record_says_who_had_them() -> Result<()> {
+    answers_are_the_same(&Site::with("prefill")?)
+}
+
+#[test]
+fn what_a_worker_decodes_are_the_answers_of_one_process_and_the_record_says_who_had_them() -> Result<()> {
+    answers_are_the_same(&Site::with("decode")?)
+}
+
+fn answers_are_the_same(site: &Site) -> Result<()> {
     let demo = Demo::start()?;
     let ask = |client: &Client, model: &str| {
         (0..4).map(|number| client.ask(&chat(model, &prompt(number), 12, false))).collect::<Result<Vec<_>>>()
     };
     let alone: Vec<String> = ask(&demo.client(0)?, &demo.model)?.into_iter().map(|(text, _)| text).collect();
     demo.stop()?;
-    let site = Site::new()?;
     let (gateway, client) = site.gateway()?;
     // Nobody is there yet: that is said, and who asks is told so after a while.
     let ready = client.get("/readyz")?;
-    ensure!(ready.status == 503 && ready.json()?["prefill"] == false, "{}", ready.text()?);
+    ensure!(ready.status == 503 && ready.json()?["workers"] == false, "{}", ready.text()?);
     let refused = client.post("/v1/chat/completions", &chat(MODEL, "Hello", 4, false))?;
-    ensure!(refused.status == 503 && refused.json()?["error"]["code"] == "prefill_unavailable", "{}", refused.text()?);
+    ensure!(refused.status == 503 && refused.json()?["error"]["code"] == "worker_unavailable", "{}", refused.text()?);
     ensure!(refused.header("retry-after").is_some());
     let mut worker = site.worker("bulkhead.toml")?;
     wait_until_ready(&client)?;
@@ -102,7 +115,7 @@ fn a_worker_s_prompts_give_the_answers_of_one_process_and_the_record_says_who_ha
     ensure!(!gateway.stop()?.contains("panicked"));
     worker.wait_for("the gateway is gone")?;
     ensure!(!worker.stop()?.contains("panicked"));
-    ensure!(!site.path("prefill.sock").exists(), "the socket is left behind");
+    ensure!(!site.path("worker.sock").exists(), "the socket is left behind");
     Ok(())
 }
 
@@ -128,7 +141,34 @@ fn a_worker_that_is_killed_costs_time_and_no_answer() -> Result<()> {
         ensure!(again == alone, "{again:?}\n{alone:?}");
     }
     let said = gateway.stop()?;
-    ensure!(said.contains("the link to the prefill worker ended") && !said.contains("panicked"), "{said}");
+    ensure!(said.contains("the link to the worker ended") && !said.contains("panicked"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn a_worker_that_decodes_and_is_killed_ends_what_was_begun_and_the_rest_goes_on() -> Result<()> {
+    let site = Site::with("decode")?;
+    let mut worker = site.worker("bulkhead.toml")?;
+    let (gateway, client) = site.gateway()?;
+    wait_until_ready(&client)?;
+    let (_, mut events) = client.stream("/v1/chat/completions", &chat(MODEL, &prompt(1), 900, true))?;
+    let begun = events.by_ref().take(5).collect::<Result<Vec<_>>>()?;
+    ensure!(begun.len() == 5);
+    worker.kill()?;
+    // It has said something that cannot be taken back: its client is told.
+    let rest = events.map_while(Result::ok).map(|event| event.data).collect::<Vec<_>>().join("\n");
+    ensure!(rest.contains("worker_unavailable") && !rest.contains("[DONE]"), "{rest}");
+    // Who asks now waits for the next one.
+    let body = chat(MODEL, &prompt(2), 8, false);
+    let asked = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| client.ask(&body));
+        std::thread::sleep(Duration::from_millis(300));
+        worker = site.worker("bulkhead.toml")?;
+        asking.join().map_err(|_| anyhow::anyhow!("a client panicked"))?
+    })?;
+    ensure!(asked.0 == client.ask(&body)?.0);
+    ensure!(!gateway.stop()?.contains("panicked"));
+    ensure!(!worker.stop()?.contains("panicked"));
     Ok(())
 }
 

@@ -129,7 +129,20 @@ impl LinkSender {
     /// Not for asynchronous tasks.
     #[must_use]
     pub fn send(&self, frame: Frame) -> bool {
-        frame.kind != PING && frame.bytes.len() <= self.frame_bytes_max && self.frames.blocking_send(frame).is_ok()
+        self.takes(&frame) && self.frames.blocking_send(frame).is_ok()
+    }
+
+    /// As [`LinkSender::send`], for asynchronous tasks.
+    ///
+    /// # Cancel safety
+    /// When the future is dropped, the frame was not sent.
+    #[must_use]
+    pub async fn send_async(&self, frame: Frame) -> bool {
+        self.takes(&frame) && self.frames.send(frame).await.is_ok()
+    }
+
+    fn takes(&self, frame: &Frame) -> bool {
+        frame.kind != PING && frame.bytes.len() <= self.frame_bytes_max
     }
 }
 

@@ -5,7 +5,7 @@ use crate::config::{EngineConfig, Split, StartEngineError, machine_memory_bytes}
 use crate::inbox::{Inbox, Refused};
 use crate::machine::{Machine, Pages};
 use crate::outlet::Reader;
-use crate::remote::{Arrivals, RemotePeer, RemotePrefill, link_terms};
+use crate::remote::{Connecting, Deciding, PromptBounds, RemoteWorker, Requests, Serving, Streams, link_terms};
 use crate::running::Running;
 use crate::sampling::Sampling;
 use crate::sequence::{PromptInput, Sequence, TokenizeError};
@@ -54,8 +54,8 @@ pub(crate) struct Counters {
     /// Nanoseconds spent on digests of what was handed over, on both ends.
     verified_ns: AtomicU64,
     alive: AtomicBool,
-    /// Prompts are computed by a worker, and none is connected.
-    pub(crate) prefill_away: AtomicBool,
+    /// A part of the engine is a worker, and it is not connected.
+    pub(crate) worker_away: AtomicBool,
     admissions: AtomicU64,
 }
 
@@ -116,8 +116,8 @@ impl Drop for Ends {
 pub struct EngineStats {
     /// The step loop runs.
     pub alive: bool,
-    /// Prompts are computed by a worker, and none is connected: requests wait a while and fail then.
-    pub prefill_away: bool,
+    /// A part of the engine is a worker, and it is not connected: requests wait a while and fail then.
+    pub worker_away: bool,
     /// Admitted requests.
     pub sequences_running: usize,
     /// Requests in the queue.
@@ -166,16 +166,16 @@ impl Engine {
         Self::start_with(model, config, None)
     }
 
-    /// As [`Engine::start`]; prompts are computed by a worker when there is one. It need not be there yet.
+    /// As [`Engine::start`]; a worker does one part of the work when there is one. It need not be there yet.
     ///
     /// # Errors
     /// [`StartEngineError`].
     pub fn start_with(
         model: Arc<Model>,
         config: EngineConfig,
-        prefill: Option<RemotePrefill>,
+        worker: Option<RemoteWorker>,
     ) -> Result<Self, StartEngineError> {
-        let (split, has_worker) = (config.split.as_str(), prefill.is_some());
+        let (split, has_worker) = (config.split.as_str(), worker.is_some());
         let split = config.split.resolved(has_worker).ok_or(StartEngineError::Split { split, has_worker })?;
         let [prefill_threads, decode_threads] = match split {
             Split::Copy => config.teams(),
@@ -193,10 +193,9 @@ impl Engine {
         let mut pools = vec![of_decode.pool.clone()];
         #[cfg(feature = "fault-injection")]
         let planted = crate::fault::Planted::default();
-        let secret = random()?;
         let terms = |compute: &CpuCompute| {
             let (content_bytes, in_place) = (compute.content_bytes(), split == Split::Relabel);
-            let terms = Terms::new(secret, content_bytes, fingerprint, in_place, config.sequences_max);
+            let terms = Terms::new(random()?, content_bytes, fingerprint, in_place, config.sequences_max);
             terms.ok_or(StartEngineError::Handoff)
         };
         let group = |role| {
@@ -213,26 +212,29 @@ impl Engine {
             let decode = DecodeGroup::new(group(Role::Decode), terms.clone(), lives[0], Some(lives[1]), random()?);
             Ok::<_, StartEngineError>((decode, PrefillGroup::new(group(Role::Prefill), terms, lives[1])))
         };
-        match (split, prefill) {
-            (Split::Staged, Some(remote)) => {
-                let (terms, life) = (terms(&of_decode.compute)?, Incarnation(random_number()?));
-                let decode = DecodeGroup::new(group(Role::Decode), terms.clone(), life, None, random()?);
-                counters.prefill_away.store(true, Ordering::SeqCst);
-                let peer = RemotePeer {
-                    remote,
-                    link: link_terms(page_bytes, model.config().context_length),
-                    secret,
-                    terms,
-                    life,
-                    slots: config.sequences_max,
-                    context_max,
-                    numbers: Arrivals::beyond(u32::try_from(config.pages).unwrap_or(u32::MAX)),
-                    counters: counters.clone(),
-                };
-                let between = Between::new(inbox.clone());
-                let ends = between.clone();
-                threads.start("engine-decode", move || between.run_decode(decode, of_decode))?;
-                threads.start("engine-link", move || peer.run(&ends)).inspect_err(|_| inbox.stop())?;
+        match (split, worker) {
+            (Split::Staged, Some(worker)) => {
+                let terms = link_terms(page_bytes, model.config().context_length);
+                let (role, connecting) = (worker.role(), Connecting { worker, terms, inbox: inbox.clone() });
+                if role == engine_link::Role::Prefill {
+                    let group = group(Role::Decode);
+                    let (mut deciding, group) = Deciding::new(group, &of_decode, fingerprint, context_max)?;
+                    let between = deciding.between.clone();
+                    threads.start("engine-decode", move || between.run_decode(group, of_decode))?;
+                    let started = threads.start("engine-link", move || connecting.to_prefill(&mut deciding));
+                    started.inspect_err(|_| inbox.stop())?;
+                } else {
+                    let context_length = model.config().context_length;
+                    let bounds = PromptBounds { vocabulary: of_decode.compute.vocabulary(), context_length };
+                    let requests = Requests::Here { context_max: context_max as u64 };
+                    let mut serving = Serving::new(of_decode, config, fingerprint, bounds, requests)?;
+                    counters.worker_away.store(true, Ordering::SeqCst);
+                    let streams = Arc::new(Streams::new(inbox.clone(), counters.clone()));
+                    let of_streams = streams.clone();
+                    threads.start("engine-streams", move || of_streams.run())?;
+                    let run = move || connecting.to_decode(&mut serving, &streams);
+                    threads.start("engine-prefill", run).inspect_err(|_| inbox.stop())?;
+                }
             }
             (Split::Copy, _) => {
                 let (mut of_prefill, _) = cpu_machine(&model, config, prefill_threads, 0)?;
@@ -358,7 +360,7 @@ impl Engine {
         let counters = &self.0.counters;
         EngineStats {
             alive: counters.alive.load(Ordering::SeqCst),
-            prefill_away: counters.prefill_away.load(Ordering::SeqCst),
+            worker_away: counters.worker_away.load(Ordering::SeqCst),
             sequences_running: counters.running.load(Ordering::Relaxed),
             sequences_waiting: self.0.inbox.waiting(),
             pages: PageCounts::sum(self.0.pools.iter().map(PagePool::counts)),
@@ -443,7 +445,7 @@ pub(crate) fn enqueue(
     }
 }
 
-fn random() -> Result<[u8; 32], StartEngineError> {
+pub(crate) fn random() -> Result<[u8; 32], StartEngineError> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(|_| StartEngineError::Entropy)?;
     Ok(bytes)

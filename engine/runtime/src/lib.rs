@@ -38,7 +38,7 @@ pub use engine_kernels::KvKind;
 pub use executor::StepExecutor;
 #[cfg(feature = "fault-injection")]
 pub use fault::Fault;
-pub use remote::{PrefillWorker, RemotePrefill, StartWorkerError};
+pub use remote::{RemoteWorker, StartWorkerError, Worker};
 pub use sampling::Sampling;
 pub use sequence::{PromptInput, Sequence, TokenizeError};
 #[cfg(feature = "fault-injection")]

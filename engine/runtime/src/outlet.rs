@@ -75,6 +75,17 @@ impl Reader {
         self.epoch = epoch;
     }
 
+    /// With which its steps are sealed.
+    pub(crate) fn sealer(&self) -> &Sealer {
+        &self.sealer
+    }
+
+    /// What was said and is not taken yet.
+    pub(crate) fn waiting(&self) -> u32 {
+        let deliveries = &self.presence.deliveries;
+        u32::try_from(deliveries.max_capacity() - deliveries.capacity()).unwrap_or(u32::MAX)
+    }
+
     /// Something was said to it.
     pub(crate) fn has_begun(&self) -> bool {
         self.next_step > 0

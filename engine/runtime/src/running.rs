@@ -10,7 +10,7 @@ use crate::steps::{Delivery, StepError, Timings, Usage};
 use crate::ticket::{Ticket, Ticketed};
 use engine_handoff::{FirstStep, FirstToken, Route};
 use engine_kv::{BlockTable, PAGE_TOKENS};
-use policies_domain::{Completion, Epoch, FinishReason, Label, PageTrace, RequestId, SequenceId, Step};
+use policies_domain::{Completion, Epoch, FinishReason, Label, PageTrace, RequestId, Sealer, SequenceId, Step};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -153,6 +153,14 @@ impl Running {
             sampler: self.sampler.clone(),
             restarts: self.restarts,
             presence,
+        }
+    }
+
+    /// With which its steps are sealed, where its own reader's way out is.
+    pub(crate) fn sealer(&self) -> Option<&Sealer> {
+        match &self.outlet {
+            Outlet::Reader(reader) if self.outlet.check(self.request).is_ok() => Some(reader.sealer()),
+            _ => None,
         }
     }
 

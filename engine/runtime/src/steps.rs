@@ -56,9 +56,10 @@ pub enum StepError {
     /// The sequence needs more pages than there are: some of the pool are kept as evidence.
     #[error("there are not enough pages for this request")]
     PoolExhausted,
-    /// No prefill worker is connected, and none came while the request waited.
-    #[error("no prefill worker is connected")]
-    PrefillAway,
+    /// A part of the engine is a worker that is not connected: it did not come while the request waited, or went away in the
+    /// middle of it.
+    #[error("a worker of the engine is not connected")]
+    WorkerAway,
     /// The engine has ended.
     #[error("the engine has stopped")]
     Stopped,

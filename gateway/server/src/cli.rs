@@ -22,7 +22,7 @@ pub(crate) use output::{is_reader_gone, note};
 use anyhow::{Context, Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use engine_link::Address;
+use engine_link::{Address, Role};
 use engine_model::{CompileChat, LoadOptions, printable};
 use engine_runtime::EngineConfig;
 use gateway_server::{RenderProcesses, WeightsCache};
@@ -59,10 +59,10 @@ enum Command {
     },
     /// Run a part of the engine in a process of its own
     Worker {
-        /// Which part: `prefill` computes prompts for the gateway that connects
+        /// Which part: `prefill` computes prompts, `decode` goes on from there; the gateway that connects does the other
         #[arg(long, value_enum)]
         role: WorkerRole,
-        /// The gateway's TOML file, or one like it; its [workers] says where to listen
+        /// The gateway's TOML file, or one like it; its [worker] says where to listen
         #[arg(long)]
         config: PathBuf,
         /// Where to listen instead: `unix:/PATH` or `tcp:HOST:PORT`
@@ -100,6 +100,16 @@ enum Command {
 #[derive(Clone, Copy, ValueEnum)]
 enum WorkerRole {
     Prefill,
+    Decode,
+}
+
+impl From<WorkerRole> for Role {
+    fn from(role: WorkerRole) -> Self {
+        match role {
+            WorkerRole::Prefill => Self::Prefill,
+            WorkerRole::Decode => Self::Decode,
+        }
+    }
 }
 
 #[derive(Args)]
@@ -190,8 +200,8 @@ enum PeerName {
 
 #[derive(Subcommand)]
 enum KeyCommand {
-    /// Make the certificates with which a gateway and its workers know each other
-    Workers {
+    /// Make the certificates with which a gateway and its worker know each other
+    Worker {
         /// A folder, which is made when it is not there; nothing in it is replaced
         #[arg(value_name = "DIR")]
         folder: PathBuf,
@@ -227,9 +237,9 @@ pub(crate) fn run() -> Result<()> {
             start_log(LevelFilter::INFO)?;
             block_on(serve::run(&config, weights_cache))
         }
-        Command::Worker { role: WorkerRole::Prefill, config, listen } => {
+        Command::Worker { role, config, listen } => {
             start_log(LevelFilter::INFO)?;
-            block_on(worker::run(&config, listen))
+            block_on(worker::run(role.into(), &config, listen))
         }
         Command::Chat { address, key } => {
             let key = key.or_else(environment::api_key).context("no key: give --key KEY or set BULKHEAD_API_KEY")?;
@@ -289,7 +299,7 @@ pub(crate) fn run() -> Result<()> {
                 .context("the key cannot be shown")?;
             Ok(say(new.lines)?)
         }
-        Command::Key(KeyCommand::Workers { folder }) => {
+        Command::Key(KeyCommand::Worker { folder }) => {
             for file in worker::certificates(&folder)? {
                 say(file.display())?;
             }

@@ -3,7 +3,7 @@
 use crate::bounded_file;
 use crate::exchange::ConnectionLimits;
 use crate::tls::TlsFiles;
-use engine_link::Address;
+use engine_link::{Address, Role};
 use engine_runtime::{EngineConfig, KvKind, Split};
 use gateway_auth::{KeyHash, TenantKey};
 use policies_domain::{ModelName, TenantName};
@@ -39,19 +39,21 @@ pub struct Config {
     pub tenants: Vec<TenantKey>,
     /// Sizes of the engine.
     pub engine: EngineConfig,
-    /// Parts of the engine that are processes of their own.
-    pub workers: Option<Workers>,
+    /// The part of the engine that is a process of its own, if one is.
+    pub worker: Option<WorkerPlace>,
     /// Bounds of the gateway.
     pub limits: Limits,
     /// Who may read `/metrics`, which shows the tenants' names and how much they use.
     pub metrics: MetricsReaders,
 }
 
-/// Parts of the engine that are processes of their own, perhaps on other machines.
+/// A part of the engine that is a process of its own, perhaps on another machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Workers {
-    /// Where the process that computes prompts listens.
-    pub prefill: Address,
+pub struct WorkerPlace {
+    /// Which part.
+    pub role: Role,
+    /// Where it listens.
+    pub address: Address,
     /// Folder of the certificates with which the parts know each other.
     pub certificates: PathBuf,
 }
@@ -210,7 +212,7 @@ impl Config {
             origin: Self::ORIGIN.to_owned(),
             tenants: Vec::new(),
             engine: EngineConfig::default(),
-            workers: None,
+            worker: None,
             limits: Limits::default(),
             metrics: MetricsReaders::Loopback,
         }
@@ -235,8 +237,8 @@ impl Config {
         if let WeightsCache::Folder(cache) = &mut config.weights_cache {
             *cache = folder.join(&cache);
         }
-        if let Some(workers) = &mut config.workers {
-            workers.certificates = folder.join(&workers.certificates);
+        if let Some(worker) = &mut config.worker {
+            worker.certificates = folder.join(&worker.certificates);
         }
         config.tls = config.tls.map(|tls| TlsFiles {
             certificate: folder.join(tls.certificate),
@@ -288,11 +290,13 @@ impl Config {
             config.tls = Some(TlsFiles { certificate, private_key, client_authorities });
         });
         settings.inside("engine", |engine| read_engine(engine, &mut config.engine));
-        settings.inside("workers", |workers| {
+        settings.inside("worker", |worker| {
+            let wanted = "must be \"prefill\" or \"decode\"";
+            let role = worker.required("role", wanted, |value| Role::parse(value.as_str()?));
             let wanted = "must be an address such as \"unix:/run/bulkhead/prefill.sock\" or \"tcp:10.0.0.7:7443\"";
-            let prefill = workers.required("prefill", wanted, |value| value.as_str()?.parse().ok());
-            let certificates = workers.required_path("certificates");
-            config.workers = prefill.map(|prefill| Workers { prefill, certificates });
+            let address = worker.required("address", wanted, |value| value.as_str()?.parse().ok());
+            let certificates = worker.required_path("certificates");
+            config.worker = role.zip(address).map(|(role, address)| WorkerPlace { role, address, certificates });
         });
         settings.inside("limits", |limits| read_limits(limits, &mut config.limits));
         config.tenants = read_tenants(&mut settings);

@@ -190,8 +190,8 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::Step(StepError::PoolExhausted) => {
             Refusal::overload(503, "engine_overloaded", message, RETRY_AFTER_MS)
         }
-        RequestError::Step(StepError::PrefillAway) => {
-            Refusal { retry_after_ms: Some(RETRY_AFTER_MS), ..Refusal::internal(503, "prefill_unavailable", message) }
+        RequestError::Step(StepError::WorkerAway) => {
+            Refusal { retry_after_ms: Some(RETRY_AFTER_MS), ..Refusal::internal(503, "worker_unavailable", message) }
         }
         RequestError::Submit(SubmitError::TooLong { .. }) => {
             Refusal::caller(400, "context_length_exceeded", message).at("max_tokens")

@@ -166,9 +166,9 @@ fn model(principal: &Principal, name: &str, on: &Services) -> Result<Answer, Req
 fn ready(on: &Services) -> Answer {
     let draining = on.is_draining();
     let (stats, log) = (on.engine.stats(), on.audit.health().failed.is_none());
-    let (engine, prefill) = (stats.alive, !stats.prefill_away);
-    let status = if engine && prefill && log && !draining { 200 } else { 503 };
-    let body = json!({"draining": draining, "engine": engine, "prefill": prefill, "audit_log": log});
+    let (engine, workers) = (stats.alive, !stats.worker_away);
+    let status = if engine && workers && log && !draining { 200 } else { 503 };
+    let body = json!({"draining": draining, "engine": engine, "workers": workers, "audit_log": log});
     Answer::new(status, JSON, body.to_string())
 }
 

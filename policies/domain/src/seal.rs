@@ -55,6 +55,12 @@ impl SealKey {
         Self(Zeroizing::new(bytes))
     }
 
+    /// For the process of the engine that makes the seals, over a connection that nobody else reads.
+    #[must_use]
+    pub fn reveal(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     /// Makes seals.
     #[must_use]
     pub fn sealer(&self, layer: Layer, binding: Binding) -> Sealer {
@@ -115,6 +121,18 @@ pub struct Seal {
 }
 
 impl Seal {
+    /// As it was received: to be believed after [`Verifier::verify`].
+    #[must_use]
+    pub fn received(origin: Origin, mac: [u8; 32]) -> Self {
+        Self { origin, mac: mac.into() }
+    }
+
+    /// The code.
+    #[must_use]
+    pub fn mac(&self) -> [u8; 32] {
+        self.mac.into()
+    }
+
     /// What the piece says of itself: to be believed after [`Verifier::verify`].
     #[must_use]
     pub fn origin(&self) -> &Origin {
@@ -141,6 +159,12 @@ impl Sealer {
     #[must_use]
     pub fn binding(&self) -> &Binding {
         &self.binding
+    }
+
+    /// The request's secret.
+    #[must_use]
+    pub fn key(&self) -> &SealKey {
+        &self.key
     }
 
     /// Seals a piece.

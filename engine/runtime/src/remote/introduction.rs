@@ -3,7 +3,6 @@
 use super::wire::{self, Hello, Refused, VERSION, Welcome, Word, WordError};
 use crate::config::EngineConfig;
 use crate::split::Terms;
-use engine_handoff::Incarnation;
 use engine_kv::PAGE_TOKENS;
 use engine_link::{ConnectError, LinkEnd, LinkReceiver, LinkSender};
 
@@ -12,9 +11,9 @@ use engine_link::{ConnectError, LinkEnd, LinkReceiver, LinkSender};
 pub(crate) enum MeetError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    #[error("the worker refused: {0}")]
+    #[error("it was refused: {0}")]
     Refused(Refused),
-    #[error("the gateway was refused: {0}")]
+    #[error("the other process was refused: {0}")]
     Refusing(Refused),
     #[error("what came is no word of this protocol: {0}")]
     Word(#[from] WordError),
@@ -49,20 +48,34 @@ pub(super) struct Offer {
     pub(super) welcome: Welcome,
     /// Bytes of K and V of one layer of a page.
     pub(super) content_bytes: usize,
+    /// Where requests come from.
+    pub(super) requests: Requests,
 }
 
-/// The prefill group's part; gives what both go by, and the life of the decode group.
-pub(super) fn answer(
-    offer: Offer,
-    sender: &LinkSender,
-    receiver: &mut LinkReceiver,
-) -> Result<(Terms, usize), MeetError> {
+/// Where the requests come from that two groups compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Requests {
+    /// From where the decode group is: all of its prompts must fit here.
+    There,
+    /// From here, of up to so many tokens: all of them must fit there.
+    Here { context_max: u64 },
+}
+
+/// What both ends go by, as the decode group's process said it.
+pub(super) struct Agreed {
+    pub(super) terms: Terms,
+    pub(super) slots: usize,
+    pub(super) boot: u64,
+    pub(super) pages: u32,
+}
+
+/// The prefill group's part.
+pub(super) fn answer(offer: Offer, sender: &LinkSender, receiver: &mut LinkReceiver) -> Result<Agreed, MeetError> {
     let Word::Hello(hello) = wire::read(&receiver.receive()?)? else { return Err(WordError::NotHere.into()) };
-    let slots = (hello.slots as usize).clamp(1, EngineConfig::LARGEST.sequences_max);
-    match judge(&hello, offer, slots) {
-        Ok(terms) => {
+    match judge(&hello, offer) {
+        Ok(agreed) => {
             say(sender, &Word::Welcome(offer.welcome))?;
-            Ok((terms, slots))
+            Ok(agreed)
         }
         Err(refused) => {
             say(sender, &Word::Refused(refused))?;
@@ -71,18 +84,27 @@ pub(super) fn answer(
     }
 }
 
-fn judge(hello: &Hello, offer: Offer, slots: usize) -> Result<Terms, Refused> {
+fn judge(hello: &Hello, offer: Offer) -> Result<Agreed, Refused> {
     if hello.version != VERSION {
         return Err(Refused::Version(VERSION));
     }
     if *hello.fingerprint != offer.fingerprint {
         return Err(Refused::Model);
     }
-    let tokens = u64::from(offer.welcome.pages) * PAGE_TOKENS as u64;
-    if tokens < u64::from(hello.context_max) {
-        return Err(Refused::Pages(tokens, hello.context_max.into()));
+    let there = u64::from(hello.context_max);
+    match offer.requests {
+        Requests::There => {
+            let tokens = u64::from(offer.welcome.pages) * PAGE_TOKENS as u64;
+            if tokens < there {
+                return Err(Refused::Pages(tokens, there));
+            }
+        }
+        Requests::Here { context_max } if there < context_max => return Err(Refused::Context(there, context_max)),
+        Requests::Here { .. } => (),
     }
-    Terms::new(*hello.secret, offer.content_bytes, offer.fingerprint, false, slots).ok_or(Refused::System)
+    let slots = (hello.slots as usize).clamp(1, EngineConfig::LARGEST.sequences_max);
+    let terms = Terms::new(*hello.secret, offer.content_bytes, offer.fingerprint, false, slots);
+    Ok(Agreed { terms: terms.ok_or(Refused::System)?, slots, boot: hello.boot, pages: hello.pages })
 }
 
 pub(super) fn say(sender: &LinkSender, word: &Word) -> Result<(), MeetError> {
@@ -103,19 +125,15 @@ impl PageNumbers {
         Self { boot: None, first: next, next }
     }
 
-    /// The first one of a worker's pages: the same as long as its process lives.
-    pub(super) fn of(&mut self, welcome: Welcome) -> Result<u32, MeetError> {
-        if self.boot != Some(welcome.boot) {
-            let next = self.next.checked_add(welcome.pages).ok_or(MeetError::Numbers)?;
-            *self = Self { boot: Some(welcome.boot), first: self.next, next };
+    /// The first one of the pages of a process: the same as long as it lives.
+    pub(super) fn of(&mut self, boot: u64, pages: u32) -> Result<u32, MeetError> {
+        if self.boot != Some(boot) {
+            let next = self.next.checked_add(pages).ok_or(MeetError::Numbers)?;
+            *self = Self { boot: Some(boot), first: self.next, next };
         }
         // A process does not change its pool.
-        if self.next - self.first == welcome.pages { Ok(self.first) } else { Err(WordError::Field("pages").into()) }
+        if self.next - self.first == pages { Ok(self.first) } else { Err(WordError::Field("pages").into()) }
     }
-}
-
-pub(super) fn life_of(welcome: Welcome) -> Incarnation {
-    Incarnation(welcome.life)
 }
 
 #[cfg(test)]
@@ -125,13 +143,12 @@ mod tests {
     #[test]
     fn no_two_processes_have_a_page_of_the_same_number() {
         let mut numbers = PageNumbers::from(100);
-        let welcome = |boot, pages| Welcome { life: 1, boot, pages };
-        assert_eq!(numbers.of(welcome(7, 50)).unwrap(), 100);
-        assert_eq!(numbers.of(welcome(7, 50)).unwrap(), 100, "the same process, on another link");
-        assert_eq!(numbers.of(welcome(8, 50)).unwrap(), 150);
-        assert_eq!(numbers.of(welcome(9, 10)).unwrap(), 200);
-        assert!(matches!(numbers.of(welcome(9, 11)), Err(MeetError::Word(_))), "a pool that has grown");
-        assert!(matches!(numbers.of(welcome(10, u32::MAX - 10)), Err(MeetError::Numbers)));
-        assert_eq!(numbers.of(welcome(11, 1)).unwrap(), 210, "who was refused has taken none");
+        assert_eq!(numbers.of(7, 50).unwrap(), 100);
+        assert_eq!(numbers.of(7, 50).unwrap(), 100, "the same process, on another link");
+        assert_eq!(numbers.of(8, 50).unwrap(), 150);
+        assert_eq!(numbers.of(9, 10).unwrap(), 200);
+        assert!(matches!(numbers.of(9, 11), Err(MeetError::Word(_))), "a pool that has grown");
+        assert!(matches!(numbers.of(10, u32::MAX - 10), Err(MeetError::Numbers)));
+        assert_eq!(numbers.of(11, 1).unwrap(), 210, "who was refused has taken none");
     }
 }

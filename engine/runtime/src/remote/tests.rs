@@ -1,11 +1,15 @@
 //! Two groups with a real link between them, over a model whose answers say what was read.
 
+use super::connecting::{Connecting, RemoteWorker};
 use super::exchange::Parted;
-use super::exchange::{Arrivals, RemotePeer, RemotePrefill};
-use super::introduction::{self, MeetError};
+use super::introduction::{self, MeetError, Requests};
 use super::link_terms;
-use super::wire::{self, Hello, PartyWord, Peer, PromptBounds, Reader, Refused, VERSION, Welcome, Word, WordError};
-use super::worker::Serving;
+use super::stream_words::{StepWord, StreamWord};
+use super::streams::{Known, Streams};
+use super::wire::{
+    self, Came, Hello, PartyWord, Peer, PromptBounds, Reader, Refused, VERSION, Welcome, Word, WordError,
+};
+use super::worker::{Deciding, Serving};
 use crate::compute::{Compute, tracer::Tracer};
 use crate::config::EngineConfig;
 use crate::engine::{Counters, enqueue};
@@ -15,14 +19,14 @@ use crate::machine::{Machine, Pages};
 use crate::outlet::Said;
 use crate::sampling::{Sampler, Sampling};
 use crate::sequence::Sequence;
-use crate::split::{Between, DecodeGroup, Parcel, Prompt, Terms};
+use crate::split::{DecodeGroup, Parcel, Prompt, Terms};
 use crate::step::{Role, Stepper};
-use crate::steps::{StepError, Steps};
+use crate::steps::{StepError, Steps, Timings, Usage};
 use crate::ticket::{Ticket, Ticketed};
 use engine_handoff::{AbortReason, Attempt, HandoffId, HandoffKey, Incarnation, Message, Party, Route};
 use engine_kv::{PAGE_TOKENS, PageFormat};
 use engine_link::{Address, Authority, Frame, Identity, IdentityFiles, Link, LinkTerms, Listener, connect};
-use policies_domain::{Epoch, Generation, PageId, PageRead, PageTrace, RequestId};
+use policies_domain::{Completion, Epoch, Generation, PageId, PageRead, PageTrace, RequestId, Step};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -76,8 +80,17 @@ fn machine(pages: usize) -> Machine<Tracer> {
     Machine::new(Tracer::new(pages.count), pages)
 }
 
+const BOUNDS: PromptBounds = PromptBounds { vocabulary: 26, context_length: CONTEXT };
+
 fn serving(config: EngineConfig, fingerprint: [u8; 32]) -> Serving<Tracer> {
-    Serving::new(machine(config.pages), config, fingerprint, CONTEXT).unwrap()
+    Serving::new(machine(config.pages), config, fingerprint, BOUNDS, Requests::There).unwrap()
+}
+
+fn deciding(inbox: &Arc<Inbox>, counters: &Arc<Counters>) -> (Deciding, DecodeGroup, Machine<Tracer>) {
+    let machine = machine(CONFIG.pages);
+    let stepper = Stepper::new(Role::Decode, inbox.clone(), counters.clone(), CONFIG);
+    let (deciding, group) = Deciding::new(stepper, &machine, FINGERPRINT, CONTEXT).unwrap();
+    (deciding, group, machine)
 }
 
 /// A worker that works for so many links, one after the other, and is a new process for each of them if that is wanted.
@@ -90,7 +103,7 @@ fn worker(site: &Site, links: usize, anew: bool) -> JoinHandle<Vec<Result<Parted
             if anew {
                 serving = self::serving(CONFIG, FINGERPRINT);
             }
-            ends.push(serving.serve(listener.accept().unwrap().shake_hands().unwrap()));
+            ends.push(serving.serve(listener.accept().unwrap().shake_hands().unwrap(), None));
             assert_eq!(serving.machine.pool.counts().free, CONFIG.pages, "pages are left from a link that has ended");
             assert!(serving.machine.compute.is_scrubbed());
         }
@@ -107,30 +120,40 @@ struct Half {
     submitted: u8,
 }
 
+fn connecting(site: &Site, role: engine_link::Role, inbox: &Arc<Inbox>) -> Connecting {
+    let worker = RemoteWorker { address: site.address(), identity: site.identity(role) };
+    Connecting { worker, terms: terms(), inbox: inbox.clone() }
+}
+
 impl Half {
     fn new(site: &Site) -> Self {
         let (inbox, counters) = (Arc::new(Inbox::new(64)), Arc::new(Counters::new()));
-        let machine = machine(CONFIG.pages);
-        let terms =
-            Terms::new([9; 32], machine.compute.content_bytes(), FINGERPRINT, false, CONFIG.sequences_max).unwrap();
-        let life = Incarnation(5);
-        let stepper = Stepper::new(Role::Decode, inbox.clone(), counters.clone(), CONFIG);
-        let group = DecodeGroup::new(stepper, terms.clone(), life, None, [1; 32]);
-        let peer = RemotePeer {
-            remote: RemotePrefill { address: site.address(), identity: site.identity(engine_link::Role::Decode) },
-            link: self::terms(),
-            secret: [9; 32],
-            terms,
-            life,
-            slots: CONFIG.sequences_max,
-            context_max: CONTEXT,
-            numbers: Arrivals::beyond(CONFIG.pages as u32),
-            counters: counters.clone(),
-        };
-        let between = Between::new(inbox.clone());
-        let ends = between.clone();
-        let threads =
-            vec![thread::spawn(move || between.run_decode(group, machine)), thread::spawn(move || peer.run(&ends))];
+        let (mut deciding, group, machine) = deciding(&inbox, &counters);
+        let between = deciding.between.clone();
+        let connecting = connecting(site, engine_link::Role::Decode, &inbox);
+        let threads = vec![
+            thread::spawn(move || between.run_decode(group, machine)),
+            thread::spawn(move || connecting.to_prefill(&mut deciding)),
+        ];
+        Self::with(inbox, counters, threads)
+    }
+
+    /// The half that computes prompts, and has the readers.
+    fn of_prefill(site: &Site) -> Self {
+        let (inbox, counters) = (Arc::new(Inbox::new(64)), Arc::new(Counters::new()));
+        counters.worker_away.store(true, Ordering::SeqCst);
+        let requests = Requests::Here { context_max: CONTEXT as u64 };
+        let mut serving = Serving::new(machine(CONFIG.pages), CONFIG, FINGERPRINT, BOUNDS, requests).unwrap();
+        let streams = Arc::new(Streams::new(inbox.clone(), counters.clone()));
+        let (of_streams, connecting) = (streams.clone(), connecting(site, engine_link::Role::Prefill, &inbox));
+        let threads = vec![
+            thread::spawn(move || of_streams.run()),
+            thread::spawn(move || connecting.to_decode(&mut serving, &streams)),
+        ];
+        Self::with(inbox, counters, threads)
+    }
+
+    fn with(inbox: Arc<Inbox>, counters: Arc<Counters>, threads: Vec<JoinHandle<()>>) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         Self { inbox, counters, threads, runtime, submitted: 0 }
     }
@@ -196,12 +219,13 @@ fn prompts_that_a_worker_computes_give_the_same_answers() {
         // What a prompt read is in the worker's memory, and has numbers of its own.
         let (remote, here): (Vec<_>, Vec<_>) = traces.iter().partition(|trace| !trace.pages.iter().all(own));
         assert!(remote.iter().all(|trace| !trace.pages.iter().any(own)));
-        assert_eq!(remote.last().unwrap().pages.len(), tokens.div_ceil(PAGE_TOKENS), "all of the prompt was read");
+        // More when it was computed anew, with what was sampled before.
+        assert!(remote.last().unwrap().pages.len() >= tokens.div_ceil(PAGE_TOKENS), "all of the prompt was read");
         assert!(!here.is_empty());
         prefilled += remote.len();
     }
     assert!(prefilled > 7, "long prompts are computed in chunks");
-    assert!(!half.counters.prefill_away.load(Ordering::SeqCst));
+    assert!(!half.counters.worker_away.load(Ordering::SeqCst));
     drop(half);
     assert!(matches!(worker.join().unwrap()[..], [Ok(Parted::Link(_) | Parted::Stopped)]));
 }
@@ -275,7 +299,7 @@ fn a_link_that_is_cut_anywhere_costs_time_and_nothing_else() {
                     serving = self::serving(CONFIG, FINGERPRINT);
                 }
                 if let Ok(link) = listener.accept().unwrap().shake_hands() {
-                    let _parted = serving.serve(link);
+                    let _parted = serving.serve(link, None);
                 }
                 assert_eq!(serving.machine.pool.counts().free, CONFIG.pages);
             }
@@ -312,10 +336,10 @@ fn without_a_worker_requests_wait_a_while_and_are_told_then() {
     look(&mut machine, &mut group, second(9));
     assert!(steps.try_next().is_none() && group.awaits() && group.outbox.is_empty());
     look(&mut machine, &mut group, second(10));
-    assert!(matches!(steps.try_next(), Some(Err(StepError::PrefillAway))));
+    assert!(matches!(steps.try_next(), Some(Err(StepError::WorkerAway))));
     let mut late = submit(2);
     look(&mut machine, &mut group, second(11));
-    assert!(matches!(late.try_next(), Some(Err(StepError::PrefillAway))), "at once: it has been away for long");
+    assert!(matches!(late.try_next(), Some(Err(StepError::WorkerAway))), "at once: it has been away for long");
     // It comes, goes, and is waited for again.
     group.receive(&mut machine, second(20), Parcel::Peer { life: Some(Incarnation(6)) });
     let mut steps = submit(3);
@@ -335,7 +359,7 @@ fn without_a_worker_requests_wait_a_while_and_are_told_then() {
 fn refused_by(site: &Site, serving: Serving<Tracer>, hello: Hello) -> Refused {
     let mut serving = serving;
     let listener = site.listener();
-    let worker = thread::spawn(move || serving.serve(listener.accept().unwrap().shake_hands().unwrap()));
+    let worker = thread::spawn(move || serving.serve(listener.accept().unwrap().shake_hands().unwrap(), None));
     let (sender, mut receiver) = site.connect().split();
     let told = introduction::introduce(hello, &sender, &mut receiver);
     let Err(MeetError::Refused(refused)) = told else { panic!("{told:?}") };
@@ -344,8 +368,8 @@ fn refused_by(site: &Site, serving: Serving<Tracer>, hello: Hello) -> Refused {
 }
 
 fn hello() -> Hello {
-    let fingerprint = FINGERPRINT.into();
-    Hello { version: VERSION, secret: [9; 32].into(), life: 5, fingerprint, slots: 4, context_max: CONTEXT as u32 }
+    let (secret, fingerprint, context_max) = ([9; 32].into(), FINGERPRINT.into(), CONTEXT as u32);
+    Hello { version: VERSION, secret, life: 5, fingerprint, slots: 4, context_max, boot: 1, pages: 64 }
 }
 
 #[test]
@@ -361,6 +385,190 @@ fn who_does_not_fit_is_told_why() {
     }
 }
 
+/// A worker that decodes, for so many links.
+fn deciding_worker(site: &Site, links: usize) -> JoinHandle<()> {
+    let listener = Listener::bind(&site.address(), &site.identity(engine_link::Role::Decode), terms()).unwrap();
+    thread::spawn(move || {
+        let (inbox, counters) = (Arc::new(Inbox::new(64)), Arc::new(Counters::new()));
+        let (mut deciding, group, machine) = deciding(&inbox, &counters);
+        let (between, pool) = (deciding.between.clone(), machine.pool.clone());
+        let decoding = thread::spawn(move || between.run_decode(group, machine));
+        for _ in 0..links {
+            if let Ok(link) = listener.accept().unwrap().shake_hands() {
+                let _parted = deciding.meet(link, Some(BOUNDS));
+            }
+        }
+        // Whoever read there is gone, and holds nothing.
+        while counters.running.load(Ordering::SeqCst) > 0 || pool.counts().free < CONFIG.pages {
+            thread::sleep(Duration::from_millis(5));
+        }
+        inbox.stop();
+        decoding.join().unwrap();
+    })
+}
+
+#[test]
+fn requests_that_a_worker_decodes_give_the_same_answers() {
+    let site = Site::new();
+    let worker = deciding_worker(&site, 1);
+    let mut half = Half::of_prefill(&site);
+    let asked: Vec<Asked> = [(1, 1, 3), (2, 16, 40), (3, 17, 170), (1, 100, 30), (4, 33, 1), (5, 300, 60)]
+        .map(|(tenant, tokens, wanted)| half.submit(tenant, tokens, wanted))
+        .into();
+    for asked in asked {
+        let traces = half.answer(asked).unwrap();
+        // Numbers that the worker gave: its own pages first, then the ones here.
+        let all = 2 * CONFIG.pages as u32;
+        assert!(traces.iter().flat_map(|trace| &trace.pages).all(|read| read.page.0 < all));
+        assert!(traces.iter().any(|trace| trace.pages.iter().all(|read| read.page.0 >= CONFIG.pages as u32)));
+        assert!(traces.iter().any(|trace| trace.pages.iter().all(|read| read.page.0 < CONFIG.pages as u32)));
+    }
+    // Those who leave are not decoded on, and one who does not read makes nobody else wait.
+    let (leaves, stalls, reads) = (half.submit(1, 20, 900), half.submit(2, 20, 400), half.submit(3, 20, 300));
+    half.answer(reads).unwrap();
+    drop(leaves);
+    half.answer(stalls).unwrap();
+    assert_eq!(half.inbox.waiting(), 0);
+    drop(half);
+    worker.join().unwrap();
+}
+
+#[test]
+fn a_link_to_who_decodes_that_is_cut_ends_what_was_begun_and_nothing_else() {
+    let site = Site::new();
+    let behind = Address::Unix(site.0.path().join("behind.sock"));
+    let limits = vec![12_000, 60_000, usize::MAX];
+    let links = limits.len();
+    let listener = Listener::bind(&behind, &site.identity(engine_link::Role::Decode), terms()).unwrap();
+    let proxy = cut_after(&site, &behind, limits);
+    let worker = thread::spawn(move || {
+        let (inbox, counters) = (Arc::new(Inbox::new(64)), Arc::new(Counters::new()));
+        let (mut deciding, group, machine) = deciding(&inbox, &counters);
+        let (between, pool) = (deciding.between.clone(), machine.pool.clone());
+        let decoding = thread::spawn(move || between.run_decode(group, machine));
+        for _ in 0..links {
+            if let Ok(link) = listener.accept().unwrap().shake_hands() {
+                let _parted = deciding.meet(link, Some(BOUNDS));
+            }
+        }
+        while pool.counts().free < CONFIG.pages {
+            thread::sleep(Duration::from_millis(5));
+        }
+        inbox.stop();
+        decoding.join().unwrap();
+    });
+    let mut half = Half::of_prefill(&site);
+    let (mut right, mut cut) = (0, 0);
+    for _ in 0..40 {
+        let asked: Vec<Asked> = (1..6).map(|tenant| half.submit(tenant, 150, 40)).collect();
+        for asked in asked {
+            match half.answer(asked) {
+                Ok(_) => right += 1,
+                Err(error) => {
+                    assert_eq!(error, StepError::WorkerAway);
+                    cut += 1;
+                }
+            }
+        }
+        if proxy.is_finished() || (right > 20 && cut > 0) {
+            break;
+        }
+    }
+    assert!(right > 5 && cut > 0 && cut < right, "{right} right, {cut} cut");
+    drop(half);
+    worker.join().unwrap();
+    proxy.join().unwrap();
+}
+
+#[test]
+fn a_prompt_that_comes_back_as_another_one_is_an_isolation_fault() {
+    let (inbox, counters) = (Arc::new(Inbox::new(64)), Arc::new(Counters::new()));
+    let streams = Streams::new(inbox.clone(), counters);
+    let site = Site::new();
+    let listener = site.listener();
+    let near = thread::spawn(move || listener.accept().unwrap().shake_hands().unwrap().split());
+    let (sender, _receiver) = site.connect().split();
+    let (_near_sender, mut near_receiver) = near.join().unwrap();
+    streams.join(sender, 0, 100, &Arc::new(Inbox::new(1)));
+    let request = RequestId::from_bytes([6; 16]);
+    let sequence = Sequence { tokens: vec![1, 2, 3], label: label(3), request };
+    let sampling = Sampling { max_tokens: Some(9), ..Sampling::default() };
+    let _steps = enqueue(&inbox, CONTEXT, sequence, sampling, sealer(label(3), request)).unwrap();
+    let known = |label, tokens: &[u32]| {
+        let prompt = Prompt { label, ..a_prompt(tokens.to_vec(), tokens.len()) };
+        streams.knows(&prompt)
+    };
+    assert_eq!(known(label(3), &[1, 2, 3]), Known::Gone, "it was not submitted");
+    thread::scope(|scope| {
+        scope.spawn(|| streams.run());
+        let submitted = near_receiver.receive().unwrap();
+        assert!(matches!(wire::read(&submitted), Ok(Word::Stream(0, StreamWord::Submit(_)))));
+        assert_eq!(known(label(3), &[1, 2, 3]), Known::Yes);
+        assert_eq!(known(label(3), &[1, 2, 3, 9]), Known::Yes, "with what was sampled before");
+        for (label, tokens) in [(label(4), &[1, 2, 3][..]), (label(3), &[1, 2, 4]), (label(3), &[1, 2])] {
+            assert_eq!(known(label, tokens), Known::Other);
+        }
+        inbox.stop();
+    });
+}
+
+#[test]
+fn a_worker_that_says_more_than_was_read_is_not_believed() {
+    let (inbox, counters) = (Arc::new(Inbox::new(64)), Arc::new(Counters::new()));
+    let streams = Streams::new(inbox.clone(), counters);
+    let site = Site::new();
+    let listener = site.listener();
+    let near = thread::spawn(move || listener.accept().unwrap().shake_hands().unwrap().split());
+    let (sender, _receiver) = site.connect().split();
+    let (_near_sender, mut near_receiver) = near.join().unwrap();
+    streams.join(sender, 0, 100, &Arc::new(Inbox::new(1)));
+    let request = RequestId::from_bytes([6; 16]);
+    let sequence = Sequence { tokens: vec![1, 2, 3], label: label(3), request };
+    let own = sealer(label(3), request);
+    let mut steps = enqueue(&inbox, CONTEXT, sequence, Sampling::default(), sealer(label(3), request)).unwrap();
+    let step = |index: u32, page: u32| {
+        let read = PageRead { page: PageId(page), generation: Generation(7), label: label(2) };
+        let (trace, seal) = (PageTrace { pages: vec![read] }, own.seal(Epoch(4), index, b"x", None));
+        let text = Completion::new("x".to_owned());
+        let step = Step { request, index, trace, restarted: false, tokens: 1, text, finish: None, seal };
+        StreamWord::Step(StepWord::of(&step, Usage::default(), Timings::default()))
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| streams.run());
+        near_receiver.receive().unwrap();
+        assert!(matches!(streams.take(0, step(0, 100)), Err(WordError::Field("page"))), "a page that it has not");
+        assert!(streams.take(7, step(0, 0)).is_ok(), "a stream that ended is not missed");
+        assert!(matches!(streams.take(0, StreamWord::Cancel), Err(WordError::NotHere)));
+        for index in 0..32 {
+            streams.take(0, step(index, 5)).unwrap();
+        }
+        assert!(matches!(streams.take(0, step(32, 5)), Err(WordError::Field("steps"))));
+        // What it says of itself comes through as it is: the gate judges it.
+        let came = steps.try_next().unwrap().unwrap();
+        assert_eq!((came.request, came.index, came.trace.pages[0].label), (request, 0, label(2)));
+        assert_eq!(came.seal, own.seal(Epoch(4), 0, b"x", None));
+        inbox.stop();
+    });
+}
+
+#[test]
+fn without_a_worker_that_decodes_requests_wait_and_are_told() {
+    let (inbox, counters) = (Arc::new(Inbox::new(64)), Arc::new(Counters::new()));
+    let streams = Streams::new(inbox.clone(), counters.clone());
+    streams.part();
+    assert!(counters.worker_away.load(Ordering::SeqCst));
+    let request = RequestId::from_bytes([6; 16]);
+    let sequence = Sequence { tokens: vec![1, 2, 3], label: label(3), request };
+    let mut steps = enqueue(&inbox, CONTEXT, sequence, Sampling::default(), sealer(label(3), request)).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| streams.run());
+        inbox.wait_until(Some(Duration::from_millis(400)), |_| false);
+        assert!(steps.try_next().is_none(), "it may come");
+        inbox.stop();
+    });
+    assert!(matches!(steps.try_next(), Some(Err(StepError::Stopped))));
+}
+
 fn route() -> Route {
     let id = HandoffId::from_bytes([1; 16]);
     Route { id, attempt: Attempt(2), prefill: Incarnation(3), decode: Incarnation(u64::MAX) }
@@ -371,11 +579,20 @@ fn key() -> HandoffKey {
 }
 
 fn of_decode() -> Reader {
-    Reader::new(key(), Peer::Decode(PromptBounds { vocabulary: 100, context_length: 40 }))
+    Reader::new(key(), Peer::Decode(PromptBounds { vocabulary: 100, context_length: 40 }), false)
+}
+
+/// The parcel that a frame is, or makes whole.
+fn parcel(reader: &mut Reader, frame: &Frame) -> Result<Option<Parcel>, WordError> {
+    match reader.take(frame)? {
+        Came::Parcel(parcel) => Ok(Some(parcel)),
+        Came::Nothing => Ok(None),
+        Came::Stream(..) => panic!("there are no streams"),
+    }
 }
 
 fn of_prefill() -> Reader {
-    Reader::new(key(), Peer::Prefill { first_page: 1000, pages: 50 })
+    Reader::new(key(), Peer::Prefill { first_page: 1000, pages: 50 }, false)
 }
 
 fn a_prompt(tokens: Vec<u32>, prompt_tokens: usize) -> Prompt {
@@ -395,7 +612,9 @@ fn sent(parcel: Parcel) -> Vec<Frame> {
 fn a_prompt_comes_over_with_its_sampler() {
     let tokens = vec![1, 99, 0, 5, 5, 7];
     let frames = sent(Parcel::Prompt { route: route(), prompt: Box::new(a_prompt(tokens.clone(), 4)) });
-    let Ok(Some(Parcel::Prompt { route: to, prompt })) = of_decode().parcel(&frames[0]) else { panic!("no prompt") };
+    let Ok(Some(Parcel::Prompt { route: to, prompt })) = parcel(&mut of_decode(), &frames[0]) else {
+        panic!("no prompt")
+    };
     let terms = Terms::new([4; 32], 256, FINGERPRINT, false, 4).unwrap();
     assert_eq!((to, prompt.restarts, prompt.tokens_max, prompt.prompt_tokens), (route(), 2, 77, 4));
     assert_eq!(prompt.ticket, a_prompt(tokens.clone(), 4).ticket);
@@ -410,7 +629,7 @@ fn what_a_prompt_cannot_be_is_refused() {
     for (tokens, prompt_tokens) in [(vec![], 0), (vec![1; 41], 3), (vec![1, 100], 2), (vec![1, 2], 0), (vec![1, 2], 3)]
     {
         let frames = sent(Parcel::Prompt { route: route(), prompt: Box::new(a_prompt(tokens, prompt_tokens)) });
-        assert!(matches!(of_decode().parcel(&frames[0]), Err(WordError::Field(_))));
+        assert!(matches!(parcel(&mut of_decode(), &frames[0]), Err(WordError::Field(_))));
     }
     let mut other = a_prompt(vec![1, 2], 2);
     other.ticket.epoch = Epoch(10);
@@ -424,9 +643,9 @@ fn pages_come_whole_in_order_and_not_among_others() {
     let frames = sent(Parcel::Bytes { route: route(), pages: 3, bytes: bytes.clone() });
     assert_eq!(frames.len(), 3);
     let mut reader = of_prefill();
-    assert!(matches!(reader.parcel(&frames[0]), Ok(None)));
-    assert!(matches!(reader.parcel(&frames[1]), Ok(None)));
-    let whole = reader.parcel(&frames[2]).unwrap();
+    assert!(matches!(parcel(&mut reader, &frames[0]), Ok(None)));
+    assert!(matches!(parcel(&mut reader, &frames[1]), Ok(None)));
+    let whole = parcel(&mut reader, &frames[2]).unwrap();
     assert!(matches!(whole, Some(Parcel::Bytes { pages: 3, bytes: came, .. }) if came == bytes));
     let abort = Message::Abort { route: route(), reason: AbortReason::Expired };
     let message = sent(Parcel::Message { from: Party::Prefill, to: Party::Decode, message: abort });
@@ -443,8 +662,8 @@ fn pages_come_whole_in_order_and_not_among_others() {
         (&frames[0], Some(&longer[1])),
     ] {
         let mut reader = of_prefill();
-        let came = match (reader.parcel(first), second) {
-            (Ok(None), Some(second)) => reader.parcel(second),
+        let came = match (parcel(&mut reader, first), second) {
+            (Ok(None), Some(second)) => parcel(&mut reader, second),
             (came, _) => came,
         };
         assert!(matches!(came, Err(WordError::Order)), "{first:?} {second:?}");
@@ -456,15 +675,15 @@ fn a_worker_s_pages_are_told_by_numbers_of_their_own_and_it_has_no_others() {
     let read = |page| PageRead { page: PageId(page), generation: Generation(7), label: label(2) };
     let said = |page| Said::Read { trace: PageTrace { pages: vec![read(page)] }, prefill_us: 5 };
     let frames = sent(Parcel::Said { route: route(), said: said(49) });
-    let came = of_prefill().parcel(&frames[0]).unwrap();
+    let came = parcel(&mut of_prefill(), &frames[0]).unwrap();
     assert!(matches!(came, Some(Parcel::Said { said: came, .. }) if came == said(1049)));
     let fault = |page| Said::Failed(StepError::PageFault { page: PageId(page), layer: 3 });
     let frames = sent(Parcel::Said { route: route(), said: fault(0) });
-    let came = of_prefill().parcel(&frames[0]).unwrap();
+    let came = parcel(&mut of_prefill(), &frames[0]).unwrap();
     assert!(matches!(came, Some(Parcel::Said { said: came, .. }) if came == fault(1000)));
     for said in [said(50), fault(u32::MAX)] {
         let frames = sent(Parcel::Said { route: route(), said });
-        assert!(matches!(of_prefill().parcel(&frames[0]), Err(WordError::Field("page"))));
+        assert!(matches!(parcel(&mut of_prefill(), &frames[0]), Err(WordError::Field("page"))));
     }
     for error in [
         StepError::ReadSet,
@@ -475,7 +694,7 @@ fn a_worker_s_pages_are_told_by_numbers_of_their_own_and_it_has_no_others() {
         StepError::Internal,
     ] {
         let frames = sent(Parcel::Said { route: route(), said: Said::Failed(error) });
-        let came = of_prefill().parcel(&frames[0]).unwrap();
+        let came = parcel(&mut of_prefill(), &frames[0]).unwrap();
         assert!(matches!(came, Some(Parcel::Said { said: Said::Failed(came), .. }) if came == error));
     }
 }
@@ -493,17 +712,18 @@ fn a_message_goes_to_its_own_side_and_is_whole() {
         (Party::Prefill, Party::Prefill, false, false),
     ] {
         let frame = between(from, to);
-        assert_eq!(of_prefill().parcel(&frame).is_ok(), of_prefill_passes, "{from:?} to {to:?}");
-        assert_eq!(of_decode().parcel(&frame).is_ok(), of_decode_passes, "{from:?} to {to:?}");
+        assert_eq!(parcel(&mut of_prefill(), &frame).is_ok(), of_prefill_passes, "{from:?} to {to:?}");
+        assert_eq!(parcel(&mut of_decode(), &frame).is_ok(), of_decode_passes, "{from:?} to {to:?}");
     }
     let frame = between(Party::Prefill, Party::Decode);
-    let other = Reader::new(HandoffKey::new([5; 32]), Peer::Prefill { first_page: 0, pages: 1 }).parcel(&frame);
+    let mut other = Reader::new(HandoffKey::new([5; 32]), Peer::Prefill { first_page: 0, pages: 1 }, false);
+    let other = parcel(&mut other, &frame);
     assert!(matches!(other, Err(WordError::Message(_))), "another boot's key");
     // Introductions are over.
     let welcome = wire::write(&Word::Welcome(Welcome { life: 1, boot: 2, pages: 3 }));
-    assert!(matches!(of_prefill().parcel(&welcome), Err(WordError::NotHere)));
+    assert!(matches!(parcel(&mut of_prefill(), &welcome), Err(WordError::NotHere)));
     let to_decode = Word::Message(PartyWord::Prefill, PartyWord::Decode, vec![1, 2, 3].into());
-    assert!(matches!(of_prefill().parcel(&wire::write(&to_decode)), Err(WordError::Message(_))));
+    assert!(matches!(parcel(&mut of_prefill(), &wire::write(&to_decode)), Err(WordError::Message(_))));
 }
 
 fn any_frames() -> Vec<Frame> {
@@ -538,19 +758,19 @@ proptest! {
             let at = at.index(frame.bytes.len());
             if cut {
                 frame.bytes.truncate(at);
-                prop_assert!(reader.parcel(&frame).is_err());
+                prop_assert!(parcel(&mut reader, &frame).is_err());
             } else {
                 frame.bytes[at] ^= change;
-                if let Ok(Some(Parcel::Message { .. })) = reader.parcel(&frame) {
+                if let Ok(Some(Parcel::Message { .. })) = parcel(&mut reader, &frame) {
                     // Only who says it to whom is outside its seal.
                     prop_assert!(at < 4, "{at}");
                 }
             }
             let mut longer = which.get(&any_frames()).clone();
             longer.bytes.push(0);
-            prop_assert!(reader.parcel(&longer).is_err());
-            let _any = reader.parcel(&Frame { kind: 1, bytes: noise.clone() });
-            let other = reader.parcel(&Frame { kind: 2, bytes: noise.clone() });
+            prop_assert!(parcel(&mut reader, &longer).is_err());
+            let _any = parcel(&mut reader, &Frame { kind: 1, bytes: noise.clone() });
+            let other = parcel(&mut reader, &Frame { kind: 2, bytes: noise.clone() });
             prop_assert!(other.is_err());
         }
     }

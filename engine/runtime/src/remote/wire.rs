@@ -3,12 +3,13 @@
 //! What the protocol says is sealed by `engine_handoff` within its word. A word that cannot be is refused as a whole, and
 //! the link with it: the peer is not what it should be.
 
+use super::stream_words::StreamWord;
 use crate::outlet::Said;
 use crate::sampling::{Sampler, Sampling};
 use crate::split::{Parcel, Prompt};
 use crate::steps::StepError;
 use crate::ticket::{Ticket, Ticketed};
-use engine_handoff::{Attempt, HandoffId, HandoffKey, Incarnation, PAGES_MAX, Party, Route, WireError};
+use engine_handoff::{Attempt, Check, HandoffId, HandoffKey, Incarnation, PAGES_MAX, Party, Route, WireError};
 use engine_link::Frame;
 use minicbor::bytes::{ByteArray, ByteVec};
 use minicbor::{Decode, Encode};
@@ -46,6 +47,9 @@ pub(super) enum Word {
     /// A prompt cannot be computed.
     #[n(7)]
     Failed(#[n(0)] RouteWord, #[n(1)] FailureWord),
+    /// About a request whose reader is with the prefill group.
+    #[n(8)]
+    Stream(#[n(0)] u64, #[n(1)] StreamWord),
 }
 
 /// What the decode group's process says of itself. Its `Debug` does not show the secret.
@@ -67,6 +71,12 @@ pub(super) struct Hello {
     /// Tokens of the longest request.
     #[n(5)]
     pub(super) context_max: u32,
+    /// Of the process: its pages keep their numbers as long as it lives.
+    #[n(6)]
+    pub(super) boot: u64,
+    /// Its own pages.
+    #[n(7)]
+    pub(super) pages: u32,
 }
 
 impl std::fmt::Debug for Hello {
@@ -107,6 +117,10 @@ pub(crate) enum Refused {
     #[n(3)]
     #[error("its `engine.pages` hold {0} tokens, requests here have up to {1}")]
     Pages(#[n(0)] u64, #[n(1)] u64),
+    /// Requests could be submitted that it never takes.
+    #[n(5)]
+    #[error("it takes requests of up to {0} tokens, the gateway of up to {1}: see `engine.context_tokens_max`")]
+    Context(#[n(0)] u64, #[n(1)] u64),
     /// The system fails it.
     #[n(4)]
     #[error("it got no random bytes from the system, or cannot hand over pages of this size")]
@@ -149,11 +163,11 @@ pub(super) struct PagePlace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(super) struct ReadWord {
     #[n(0)]
-    page: u32,
+    pub(super) page: u32,
     #[n(1)]
-    generation: u32,
+    pub(super) generation: u32,
     #[n(2)]
-    label: u32,
+    pub(super) label: u32,
 }
 
 /// As [`Prompt`]; its `Debug` shows no token.
@@ -174,12 +188,57 @@ pub(super) struct PromptWord {
     #[n(6)]
     restarts: u32,
     #[n(7)]
+    sampling: SamplingWord,
+}
+
+/// What decides the tokens besides the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub(super) struct SamplingWord {
+    #[n(0)]
     seed: u64,
-    #[n(8)]
+    #[n(1)]
     top_k: u64,
     /// Temperature, `top_p`, `min_p`, penalties (repetition, presence, frequency), as their bits.
-    #[n(9)]
+    #[n(2)]
     numbers: [u32; 6],
+}
+
+impl SamplingWord {
+    pub(super) fn of(sampling: &Sampling) -> Self {
+        let numbers = [
+            sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+        ];
+        Self { seed: sampling.seed, top_k: sampling.top_k as u64, numbers: numbers.map(f32::to_bits) }
+    }
+
+    pub(super) fn sampling(self) -> Result<Sampling, WordError> {
+        let numbers = self.numbers.map(f32::from_bits);
+        if !numbers.iter().all(|number| number.is_finite()) {
+            return Err(WordError::Field("sampling"));
+        }
+        let [temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty] = numbers;
+        Ok(Sampling {
+            temperature,
+            top_p,
+            top_k: size(self.top_k, "top_k")?,
+            min_p,
+            seed: self.seed,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            ..Sampling::default()
+        })
+    }
+}
+
+/// A number as this machine counts.
+pub(super) fn size(number: u64, name: &'static str) -> Result<usize, WordError> {
+    usize::try_from(number).map_err(|_| WordError::Field(name))
 }
 
 impl std::fmt::Debug for PromptWord {
@@ -204,6 +263,29 @@ pub(super) enum FailureWord {
     NotANumber,
     #[n(6)]
     Internal,
+    #[n(7)]
+    Handoff(#[n(0)] u8),
+    #[n(8)]
+    WorkerAway,
+}
+
+impl FailureWord {
+    pub(super) fn error(self, first_page: u32, pages: u32) -> Result<StepError, WordError> {
+        Ok(match self {
+            Self::PageFault(page, layer) => StepError::PageFault { page: told(page, first_page, pages)?, layer },
+            Self::ReadSet => StepError::ReadSet,
+            Self::RowBinding => StepError::RowBinding,
+            Self::PoolExhausted => StepError::PoolExhausted,
+            Self::Stopped => StepError::Stopped,
+            Self::NotANumber => StepError::NotANumber,
+            Self::Internal => StepError::Internal,
+            Self::Handoff(check) => {
+                let check = Check::ALL.get(usize::from(check)).ok_or(WordError::Field("check"))?;
+                StepError::Handoff { check: *check }
+            }
+            Self::WorkerAway => StepError::WorkerAway,
+        })
+    }
 }
 
 /// Why a frame is no word, or no word here.
@@ -227,9 +309,20 @@ pub(crate) enum WordError {
 
 /// What a prompt is held against when it comes: the model's.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PromptBounds {
-    pub(super) vocabulary: u32,
-    pub(super) context_length: usize,
+pub(crate) struct PromptBounds {
+    pub(crate) vocabulary: u32,
+    pub(crate) context_length: usize,
+}
+
+impl PromptBounds {
+    pub(super) fn check(self, tokens: &[u32]) -> Result<(), WordError> {
+        let fits = !tokens.is_empty() && tokens.len() <= self.context_length;
+        if fits && tokens.iter().all(|token| *token < self.vocabulary) {
+            Ok(())
+        } else {
+            Err(WordError::Field("tokens"))
+        }
+    }
 }
 
 /// # Errors
@@ -271,12 +364,7 @@ pub(super) fn frames(parcel: Parcel, key: &HandoffKey) -> Vec<Frame> {
             places.zip(bytes.chunks(page_bytes)).map(page).collect()
         }
         Parcel::Said { route, said: Said::Read { trace, prefill_us } } => {
-            let read = |read: &PageRead| ReadWord {
-                page: read.page.0,
-                generation: read.generation.0,
-                label: read.label.bits(),
-            };
-            vec![write(&Word::Read(route.into(), trace.pages.iter().map(read).collect(), prefill_us))]
+            vec![write(&Word::Read(route.into(), reads(&trace), prefill_us))]
         }
         Parcel::Said { route, said: Said::Failed(error) } => vec![write(&Word::Failed(route.into(), error.into()))],
         Parcel::Table { .. } | Parcel::Returned { .. } | Parcel::Peer { .. } => Vec::new(),
@@ -287,8 +375,18 @@ pub(super) fn frames(parcel: Parcel, key: &HandoffKey) -> Vec<Frame> {
 pub(super) struct Reader {
     pub(super) key: HandoffKey,
     pub(super) peer: Peer,
+    /// Readers are on one of the link's ends, and what they are told on the other one.
+    pub(super) streams: bool,
     /// A handoff whose pages are coming.
     gathered: Option<Gathered>,
+}
+
+/// What a frame was.
+pub(super) enum Came {
+    /// Not whole yet.
+    Nothing,
+    Parcel(Parcel),
+    Stream(u64, StreamWord),
 }
 
 /// Who is on the other end.
@@ -308,16 +406,22 @@ struct Gathered {
 }
 
 impl Reader {
-    pub(super) fn new(key: HandoffKey, peer: Peer) -> Self {
-        Self { key, peer, gathered: None }
+    pub(super) fn new(key: HandoffKey, peer: Peer, streams: bool) -> Self {
+        Self { key, peer, streams, gathered: None }
     }
 
     /// The parcel that a frame is, or makes whole.
     ///
     /// # Errors
     /// [`WordError`]: nothing that follows can be relied on.
-    pub(super) fn parcel(&mut self, frame: &Frame) -> Result<Option<Parcel>, WordError> {
-        let word = read(frame)?;
+    pub(super) fn take(&mut self, frame: &Frame) -> Result<Came, WordError> {
+        match read(frame)? {
+            Word::Stream(stream, word) if self.streams => Ok(Came::Stream(stream, word)),
+            word => Ok(self.parcel(word)?.map_or(Came::Nothing, Came::Parcel)),
+        }
+    }
+
+    fn parcel(&mut self, word: Word) -> Result<Option<Parcel>, WordError> {
         if self.gathered.is_some() && !matches!(word, Word::Page(..)) {
             return Err(WordError::Order);
         }
@@ -339,26 +443,11 @@ impl Reader {
             }
             (Peer::Prefill { .. }, Word::Page(route, place, bytes)) => return self.gather(route.into(), place, &bytes),
             (Peer::Prefill { first_page, pages }, Word::Read(route, reads, prefill_us)) => {
-                let read = |read: ReadWord| {
-                    let label = Label::from_bits(read.label).ok_or(WordError::Field("label"))?;
-                    let page = told(read.page, first_page, pages)?;
-                    Ok::<_, WordError>(PageRead { page, generation: Generation(read.generation), label })
-                };
-                let trace = PageTrace { pages: reads.into_iter().map(read).collect::<Result<_, _>>()? };
+                let trace = trace(reads, first_page, pages)?;
                 Parcel::Said { route: route.into(), said: Said::Read { trace, prefill_us } }
             }
             (Peer::Prefill { first_page, pages }, Word::Failed(route, failure)) => {
-                let error = match failure {
-                    FailureWord::PageFault(page, layer) => {
-                        StepError::PageFault { page: told(page, first_page, pages)?, layer }
-                    }
-                    FailureWord::ReadSet => StepError::ReadSet,
-                    FailureWord::RowBinding => StepError::RowBinding,
-                    FailureWord::PoolExhausted => StepError::PoolExhausted,
-                    FailureWord::Stopped => StepError::Stopped,
-                    FailureWord::NotANumber => StepError::NotANumber,
-                    FailureWord::Internal => StepError::Internal,
-                };
+                let error = failure.error(first_page, pages)?;
                 Parcel::Said { route: route.into(), said: Said::Failed(error) }
             }
             _ => return Err(WordError::NotHere),
@@ -388,6 +477,21 @@ impl Reader {
     }
 }
 
+pub(super) fn reads(trace: &PageTrace) -> Vec<ReadWord> {
+    let read =
+        |read: &PageRead| ReadWord { page: read.page.0, generation: read.generation.0, label: read.label.bits() };
+    trace.pages.iter().map(read).collect()
+}
+
+/// What another process read, the first of whose pages has this number here.
+pub(super) fn trace(reads: Vec<ReadWord>, first_page: u32, pages: u32) -> Result<PageTrace, WordError> {
+    let read = |read: ReadWord| {
+        let label = Label::from_bits(read.label).ok_or(WordError::Field("label"))?;
+        Ok(PageRead { page: told(read.page, first_page, pages)?, generation: Generation(read.generation), label })
+    };
+    Ok(PageTrace { pages: reads.into_iter().map(read).collect::<Result<_, WordError>>()? })
+}
+
 /// A page of the other process as everybody else is told it.
 fn told(page: u32, first_page: u32, pages: u32) -> Result<PageId, WordError> {
     if page < pages { Ok(PageId(first_page + page)) } else { Err(WordError::Field("page")) }
@@ -395,7 +499,7 @@ fn told(page: u32, first_page: u32, pages: u32) -> Result<PageId, WordError> {
 
 impl PromptWord {
     fn of(prompt: Prompt) -> Option<Self> {
-        let sampling = prompt.sampler.of(prompt.ticket).ok()?.sampling();
+        let sampling = SamplingWord::of(prompt.sampler.of(prompt.ticket).ok()?.sampling());
         Some(Self {
             request: prompt.request.bytes().into(),
             epoch: prompt.ticket.epoch.0,
@@ -403,17 +507,7 @@ impl PromptWord {
             prompt_tokens: prompt.prompt_tokens as u64,
             tokens_max: prompt.tokens_max as u64,
             restarts: prompt.restarts,
-            seed: sampling.seed,
-            top_k: sampling.top_k as u64,
-            numbers: [
-                sampling.temperature,
-                sampling.top_p,
-                sampling.min_p,
-                sampling.repetition_penalty,
-                sampling.presence_penalty,
-                sampling.frequency_penalty,
-            ]
-            .map(f32::to_bits),
+            sampling,
             tokens: prompt.tokens,
         })
     }
@@ -422,30 +516,12 @@ impl PromptWord {
     fn prompt(self, bounds: PromptBounds) -> Result<Prompt, WordError> {
         let tokens = self.tokens;
         let length = tokens.len();
-        if length == 0 || length > bounds.context_length || tokens.iter().any(|token| *token >= bounds.vocabulary) {
-            return Err(WordError::Field("tokens"));
-        }
-        let number = |number: u64, name| usize::try_from(number).map_err(|_| WordError::Field(name));
-        let prompt_tokens = number(self.prompt_tokens, "prompt_tokens")?;
+        bounds.check(&tokens)?;
+        let prompt_tokens = size(self.prompt_tokens, "prompt_tokens")?;
         if prompt_tokens == 0 || prompt_tokens > length {
             return Err(WordError::Field("prompt_tokens"));
         }
-        let numbers = self.numbers.map(f32::from_bits);
-        if !numbers.iter().all(|number| number.is_finite()) {
-            return Err(WordError::Field("sampling"));
-        }
-        let [temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty] = numbers;
-        let sampling = Sampling {
-            temperature,
-            top_p,
-            top_k: number(self.top_k, "top_k")?,
-            min_p,
-            seed: self.seed,
-            repetition_penalty,
-            presence_penalty,
-            frequency_penalty,
-            ..Sampling::default()
-        };
+        let sampling = self.sampling.sampling()?;
         let request = RequestId::from_bytes(self.request.into());
         let ticket = Ticket { request, epoch: Epoch(self.epoch) };
         Ok(Prompt {
@@ -453,7 +529,7 @@ impl PromptWord {
             ticket,
             label: Label::from_bits(self.label).ok_or(WordError::Field("label"))?,
             prompt_tokens,
-            tokens_max: number(self.tokens_max, "tokens_max")?,
+            tokens_max: size(self.tokens_max, "tokens_max")?,
             sampler: Ticketed::new(ticket, Sampler::resume(sampling, &tokens, prompt_tokens)),
             tokens,
             restarts: self.restarts,
@@ -504,8 +580,12 @@ impl From<StepError> for FailureWord {
             StepError::PoolExhausted => Self::PoolExhausted,
             StepError::Stopped => Self::Stopped,
             StepError::NotANumber => Self::NotANumber,
-            // A prefill group refuses no handoff and has no worker of its own.
-            StepError::Handoff { .. } | StepError::PrefillAway | StepError::Internal => Self::Internal,
+            StepError::Internal => Self::Internal,
+            StepError::WorkerAway => Self::WorkerAway,
+            // INVARIANT: `Check::ALL` has all of them, far fewer than 256.
+            StepError::Handoff { check } => {
+                Self::Handoff(Check::ALL.iter().position(|known| *known == check).unwrap_or(0) as u8)
+            }
         }
     }
 }

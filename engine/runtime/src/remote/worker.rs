@@ -1,30 +1,29 @@
-//! A process that computes prompts for a gateway.
+//! A process that does one part of an engine's work for a gateway.
 
+use super::door::Door;
 use super::exchange::{Parted, Ways, carry};
-use super::introduction::{self, MeetError, Offer};
+use super::introduction::{self, Agreed, MeetError, Offer, PageNumbers, Requests};
 use super::link_terms;
-use super::wire::{Peer, PromptBounds, Reader, Refused, Welcome, Word};
+use super::relay::Relay;
+use super::streams::{Known, Streams};
+use super::wire::{Hello, Peer, PromptBounds, Reader, VERSION, Welcome, WordError};
 use crate::compute::Compute;
 use crate::config::{EngineConfig, StartEngineError};
-use crate::engine::{Counters, cpu_machine, random_number};
+use crate::engine::{Counters, cpu_machine, random, random_number};
 use crate::inbox::Inbox;
 use crate::machine::Machine;
-use crate::split::{Between, PrefillGroup};
-use crate::step::{Role, Stepper};
+use crate::outlet::Said;
+use crate::split::{Between, DecodeGroup, Parcel, PrefillGroup, Terms};
+use crate::step::{PAGES_KEPT, Role as Part, Stepper};
+use crate::steps::StepError;
 use engine_handoff::Incarnation;
-use engine_link::{Address, ConnectError, Identity, Incoming, Link, Listener};
+use engine_link::{Address, ConnectError, Identity, Link, Listener, Role};
 use engine_model::Model;
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
-
-/// Connections whose handshake is not over; one more is closed.
-const HANDSHAKES_MAX: usize = 8;
-/// After the system could not give a connection, as when there are no descriptors left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a worker did not start.
 #[derive(Debug, thiserror::Error)]
@@ -35,60 +34,83 @@ pub enum StartWorkerError {
     /// Nobody could reach it.
     #[error("the worker cannot listen")]
     Listen(#[source] ConnectError),
-    /// Its certificate is that of another part of the engine.
-    #[error("the worker's certificate is not one of a prefill worker")]
-    Role,
 }
 
-/// Computes prompts for one gateway at a time, which connects to it. Ends with its process.
-pub struct PrefillWorker {
+/// Does one part of the work for one gateway at a time, which connects to it. Ends with its process.
+pub struct Worker {
+    role: Role,
     address: Address,
     listener: Arc<Listener>,
     alive: Arc<AtomicBool>,
 }
 
-impl PrefillWorker {
-    /// Makes the KV store, begins to listen and starts the worker's threads. Of `config` it takes `threads`, `pages`,
-    /// `prefill_chunk_tokens` and `kv`; how many requests there may be is the gateway's to say.
+impl Worker {
+    /// Makes the KV store, begins to listen and starts the worker's threads: which part it is, is its identity's to say. For
+    /// prompts it takes `threads`, `pages`, `prefill_chunk_tokens` and `kv` of `config`, and how many requests there may be is
+    /// the gateway's to say.
     ///
     /// # Errors
     /// [`StartWorkerError`].
     pub fn start(
-        model: Arc<Model>,
+        model: &Arc<Model>,
         config: EngineConfig,
         address: &Address,
         identity: &Identity,
     ) -> Result<Self, StartWorkerError> {
-        if identity.role() != engine_link::Role::Prefill {
-            return Err(StartWorkerError::Role);
-        }
-        let (machine, page_bytes) = cpu_machine(&model, config, config.threads, 0)?;
-        let terms = link_terms(page_bytes, model.config().context_length);
-        let listener = Listener::bind(address, identity, terms).map_err(StartWorkerError::Listen)?;
-        let (listener, alive) = (Arc::new(listener), Arc::new(AtomicBool::new(true)));
-        let serving = Serving::new(machine, config, model.fingerprint(config.kv), model.config().context_length)?;
-        let (to_group, links) = sync_channel(1);
-        let door = Arc::new(Door { busy: AtomicBool::new(false), handshakes: AtomicUsize::new(0), to_group });
-        let (ends, own_door) = (Ends(alive.clone()), door.clone());
+        let role = identity.role();
+        let (machine, page_bytes) = cpu_machine(model, config, config.threads, 0)?;
+        let (fingerprint, context_length) = (model.fingerprint(config.kv), model.config().context_length);
+        let bounds = PromptBounds { vocabulary: machine.compute.vocabulary(), context_length };
+        let listener = Listener::bind(address, identity, link_terms(page_bytes, context_length));
+        let listener = Arc::new(listener.map_err(StartWorkerError::Listen)?);
+        let (door, links) = Door::new();
+        let (door, alive) = (Arc::new(door), Arc::new(AtomicBool::new(true)));
         let start = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            let ends = Ends(alive.clone());
+            let run = move || {
+                let _ends = ends;
+                run();
+            };
             thread::Builder::new().name(name.to_owned()).spawn(run).map_err(StartEngineError::Thread)
         };
-        start(
-            "engine-prefill",
-            Box::new(move || {
-                let _ends = ends;
-                serving.run(&links, &own_door);
-            }),
-        )?;
-        let (ends, waiting) = (Ends(alive.clone()), listener.clone());
-        start(
-            "worker-listen",
-            Box::new(move || {
-                let _ends = ends;
-                door.listen(&waiting);
-            }),
-        )?;
-        Ok(Self { address: listener.address().clone(), listener, alive })
+        let mut meet: Box<dyn FnMut(Link) -> Result<Parted, MeetError> + Send> = match role {
+            Role::Prefill => {
+                let mut serving = Serving::new(machine, config, fingerprint, bounds, Requests::There)?;
+                Box::new(move |link| serving.serve(link, None))
+            }
+            Role::Decode => {
+                let inbox = Arc::new(Inbox::new(config.sequences_max + config.queue_max));
+                let counters = Arc::new(Counters::new());
+                let context_max = config.context_max(context_length);
+                let stepper = Stepper::new(Part::Decode, inbox, counters, config);
+                let (mut deciding, group) = Deciding::new(stepper, &machine, fingerprint, context_max)?;
+                let between = deciding.between.clone();
+                start("engine-decode", Box::new(move || between.run_decode(group, machine)))?;
+                Box::new(move |link| deciding.meet(link, Some(bounds)))
+            }
+        };
+        let own_door = door.clone();
+        let serve = move || {
+            while let Ok(link) = links.recv() {
+                match meet(link) {
+                    Ok(Parted::Word(error)) => tracing::error!(%error, "the gateway said what it cannot"),
+                    Ok(Parted::Link(end)) => tracing::info!(?end, "the gateway is gone"),
+                    Ok(Parted::Stopped) => (),
+                    Err(error) => tracing::warn!(%error, "a gateway was not served"),
+                }
+                own_door.open();
+            }
+        };
+        start(if role == Role::Prefill { "engine-prefill" } else { "worker-link" }, Box::new(serve))?;
+        let waiting = listener.clone();
+        start("worker-listen", Box::new(move || door.listen(&waiting)))?;
+        Ok(Self { role, address: listener.address().clone(), listener, alive })
+    }
+
+    /// Which part it is.
+    #[must_use]
+    pub fn role(&self) -> Role {
+        self.role
     }
 
     /// Where it listens.
@@ -109,9 +131,9 @@ impl PrefillWorker {
     }
 }
 
-impl fmt::Debug for PrefillWorker {
+impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PrefillWorker({})", self.address)
+        write!(f, "Worker({}, {})", self.role, self.address)
     }
 }
 
@@ -124,124 +146,80 @@ impl Drop for Ends {
     }
 }
 
-/// Where gateways come in.
-struct Door {
-    /// One is in, or about to be.
-    busy: AtomicBool,
-    handshakes: AtomicUsize,
-    to_group: SyncSender<Link>,
-}
-
-impl Door {
-    fn listen(self: &Arc<Self>, listener: &Listener) {
-        loop {
-            match listener.accept() {
-                Ok(incoming) => self.receive(incoming),
-                Err(error) => {
-                    tracing::warn!(%error, "a connection could not be taken");
-                    thread::sleep(ACCEPT_PAUSE);
-                }
-            }
-        }
-    }
-
-    /// A handshake takes as long as the other end likes, up to a limit: nobody else waits for it.
-    fn receive(self: &Arc<Self>, incoming: Incoming) {
-        if self.handshakes.fetch_add(1, Ordering::SeqCst) >= HANDSHAKES_MAX {
-            self.handshakes.fetch_sub(1, Ordering::SeqCst);
-            tracing::warn!("too many connections at once: one is closed");
-            return;
-        }
-        let door = self.clone();
-        let shaking = thread::Builder::new().name("worker-handshake".to_owned()).spawn(move || {
-            let link = incoming.shake_hands();
-            door.handshakes.fetch_sub(1, Ordering::SeqCst);
-            match link {
-                Ok(link) => door.let_in(link),
-                Err(error) => tracing::warn!(%error, "a connection was refused"),
-            }
-        });
-        if let Err(error) = shaking {
-            self.handshakes.fetch_sub(1, Ordering::SeqCst);
-            tracing::warn!(%error, "a connection could not be taken");
-        }
-    }
-
-    fn let_in(&self, link: Link) {
-        if self.busy.swap(true, Ordering::SeqCst) {
-            tracing::warn!("a second gateway was refused");
-            let (sender, _receiver) = link.split();
-            // It may be gone already.
-            let _said = introduction::say(&sender, &Word::Refused(Refused::Busy));
-            return;
-        }
-        if self.to_group.send(link).is_err() {
-            self.busy.store(false, Ordering::SeqCst);
-        }
-    }
-}
-
-/// What computes, and what it keeps from one gateway's link to the next.
-pub(super) struct Serving<C> {
+/// What computes prompts, and what it keeps from one link to the next.
+pub(crate) struct Serving<C> {
     pub(super) machine: Machine<C>,
-    pub(super) config: EngineConfig,
-    pub(super) offer: Offer,
-    pub(super) context_length: usize,
+    config: EngineConfig,
+    offer: Offer,
+    bounds: PromptBounds,
+    numbers: PageNumbers,
 }
 
 impl<C: Compute> Serving<C> {
     /// `machine` is a fresh one.
-    pub(super) fn new(
+    pub(crate) fn new(
         machine: Machine<C>,
         config: EngineConfig,
         fingerprint: [u8; 32],
-        context_length: usize,
+        bounds: PromptBounds,
+        requests: Requests,
     ) -> Result<Self, StartEngineError> {
         let pages = u32::try_from(config.pages).unwrap_or(u32::MAX);
         let welcome = Welcome { life: 0, boot: random_number()?, pages };
-        let offer = Offer { fingerprint, welcome, content_bytes: machine.compute.content_bytes() };
-        Ok(Self { machine, config, offer, context_length })
+        let offer = Offer { fingerprint, welcome, content_bytes: machine.compute.content_bytes(), requests };
+        Ok(Self { machine, config, offer, bounds, numbers: PageNumbers::from(0) })
     }
 
-    fn run(mut self, links: &Receiver<Link>, door: &Door) {
-        while let Ok(link) = links.recv() {
-            match self.serve(link) {
-                Ok(Parted::Word(error)) => tracing::error!(%error, "the gateway said what it cannot"),
-                Ok(Parted::Link(end)) => tracing::info!(?end, "the gateway is gone"),
-                Ok(Parted::Stopped) => (),
-                Err(error) => tracing::warn!(%error, "a gateway was not served"),
-            }
-            door.busy.store(false, Ordering::SeqCst);
-        }
-    }
-
-    /// One life of the group.
-    pub(super) fn serve(&mut self, link: Link) -> Result<Parted, MeetError> {
+    /// One life of the group. With `streams`, requests come from here, and their readers are.
+    pub(super) fn serve(&mut self, link: Link, streams: Option<&Streams>) -> Result<Parted, MeetError> {
         let (sender, mut receiver) = link.split();
         let life = Incarnation(random_number().map_err(|_| MeetError::Entropy)?);
         let offer = Offer { welcome: Welcome { life: life.0, ..self.offer.welcome }, ..self.offer };
-        let (terms, slots) = introduction::answer(offer, &sender, &mut receiver)?;
-        tracing::info!(slots, "a gateway is connected");
+        let Agreed { terms, slots, boot, pages } = introduction::answer(offer, &sender, &mut receiver)?;
         let inbox = Arc::new(Inbox::new(slots));
         let config = EngineConfig { sequences_max: slots, ..self.config };
-        let stepper = Stepper::new(Role::Prefill, inbox.clone(), Arc::new(Counters::new()), config);
-        let (vocabulary, context_length) = (self.machine.compute.vocabulary(), self.context_length);
-        let reader = Reader::new(terms.key.clone(), Peer::Decode(PromptBounds { vocabulary, context_length }));
+        let stepper = Stepper::new(Part::Prefill, inbox.clone(), Arc::new(Counters::new()), config);
+        let reader = Reader::new(terms.key.clone(), Peer::Decode(self.bounds), streams.is_some());
         let group = PrefillGroup::new(stepper, terms, life);
         let between = Between::new(inbox);
+        if let Some(streams) = streams {
+            // The decode group has given numbers to the pages here, behind its own.
+            let numbers = pages.checked_add(offer.welcome.pages).ok_or(MeetError::Numbers)?;
+            streams.join(sender.clone(), self.numbers.of(boot, numbers)?, numbers, &between.inbox);
+        }
+        tracing::info!(slots, "the link is up");
         let parted = thread::scope(|scope| {
             let carrying = scope.spawn(|| {
                 let _stops = Stops(&between.inbox);
                 let ways = Ways { outgoing: &between.to_decode, incoming: &between.to_prefill, inbox: &between.inbox };
-                carry(sender, receiver, reader, &ways)
+                let take = |stream, word| streams.map_or(Err(WordError::NotHere), |streams| streams.take(stream, word));
+                carry(sender, receiver, reader, &ways, take, |parcel| passes(streams, parcel, &between))
             });
             between.run_prefill(group, &mut self.machine);
             carrying.join()
         });
-        // Whatever was computed for that gateway is nobody's now.
+        if let Some(streams) = streams {
+            streams.part();
+        }
+        // Whatever was computed on that link is nobody's now.
         self.machine.reclaim();
-        self.machine.compute.give_back(crate::step::PAGES_KEPT);
+        self.machine.compute.give_back(PAGES_KEPT);
         Ok(parted.unwrap_or(Parted::Stopped))
+    }
+}
+
+/// A prompt is computed where its request comes from only as that request's.
+fn passes(streams: Option<&Streams>, parcel: &Parcel, between: &Between) -> bool {
+    let (Some(streams), Parcel::Prompt { route, prompt }) = (streams, parcel) else { return true };
+    match streams.knows(prompt) {
+        Known::Yes => true,
+        Known::Gone => false,
+        Known::Other => {
+            tracing::error!(request_id = %prompt.request, "a prompt came back as another one than was submitted");
+            let said = Said::Failed(StepError::RowBinding);
+            between.to_decode.put(&mut VecDeque::from([Parcel::Said { route: *route, said }]));
+            false
+        }
     }
 }
 
@@ -251,5 +229,92 @@ struct Stops<'a>(&'a Inbox);
 impl Drop for Stops<'_> {
     fn drop(&mut self) {
         self.0.stop();
+    }
+}
+
+/// What a decode group goes by that has its prefill group behind a link. The group itself has a thread of its own.
+pub(crate) struct Deciding {
+    pub(crate) between: Between,
+    secret: [u8; 32],
+    terms: Terms,
+    life: Incarnation,
+    slots: usize,
+    context_max: usize,
+    boot: u64,
+    pages: u32,
+    numbers: PageNumbers,
+    counters: Arc<Counters>,
+}
+
+impl Deciding {
+    /// And the group, which works on `machine`, whose first page has the number 0.
+    pub(crate) fn new(
+        stepper: Stepper,
+        machine: &Machine<impl Compute>,
+        fingerprint: [u8; 32],
+        context_max: usize,
+    ) -> Result<(Self, DecodeGroup), StartEngineError> {
+        let (secret, slots) = (random()?, stepper.config.sequences_max);
+        let terms = Terms::new(secret, machine.compute.content_bytes(), fingerprint, false, slots);
+        let (terms, life) = (terms.ok_or(StartEngineError::Handoff)?, Incarnation(random_number()?));
+        let pages = u32::try_from(stepper.config.pages).unwrap_or(u32::MAX);
+        let (between, counters) = (Between::new(stepper.inbox.clone()), stepper.counters.clone());
+        counters.worker_away.store(true, Ordering::SeqCst);
+        let group = DecodeGroup::new(stepper, terms.clone(), life, None, random()?);
+        let (boot, numbers) = (random_number()?, PageNumbers::from(pages));
+        Ok((Self { between, secret, terms, life, slots, context_max, boot, pages, numbers, counters }, group))
+    }
+
+    /// One life of the prefill group. With `bounds` for their prompts, requests come from there, and their readers are.
+    pub(super) fn meet(&mut self, link: Link, bounds: Option<PromptBounds>) -> Result<Parted, MeetError> {
+        let (sender, mut receiver) = link.split();
+        let hello = Hello {
+            version: VERSION,
+            secret: self.secret.into(),
+            life: self.life.0,
+            fingerprint: self.terms.fingerprint.0.into(),
+            slots: u32::try_from(self.slots).unwrap_or(u32::MAX),
+            context_max: u32::try_from(self.context_max).unwrap_or(u32::MAX),
+            boot: self.boot,
+            pages: self.pages,
+        };
+        let welcome = introduction::introduce(hello, &sender, &mut receiver)?;
+        let between = &self.between;
+        // Where requests come from, everybody else is told other numbers: there, no two processes share one.
+        let first_page = match bounds {
+            Some(_) => self.pages,
+            None => self.numbers.of(welcome.boot, welcome.pages)?,
+        };
+        let peer = Peer::Prefill { first_page, pages: welcome.pages };
+        let reader = Reader::new(self.terms.key.clone(), peer, bounds.is_some());
+        let ways = Ways { outgoing: &between.to_prefill, incoming: &between.to_decode, inbox: &between.inbox };
+        // What was for an earlier one is nobody's.
+        drop(between.to_prefill.take());
+        self.announce(Some(Incarnation(welcome.life)));
+        tracing::info!(pages = welcome.pages, "the link is up");
+        let parted = thread::scope(|scope| {
+            let Some(bounds) = bounds else {
+                return carry(sender, receiver, reader, &ways, |_, _| Err(WordError::NotHere), |_| true);
+            };
+            let (relay, relaying) = Relay::new(between.inbox.clone(), self.context_max, sender.clone());
+            let runtime = match tokio::runtime::Builder::new_current_thread().build() {
+                Ok(runtime) => runtime,
+                Err(error) => {
+                    tracing::error!(%error, "requests cannot be relayed");
+                    return Parted::Stopped;
+                }
+            };
+            // Ends when `relay` is dropped; then nobody reads any more.
+            scope.spawn(move || runtime.block_on(relaying.run()));
+            carry(sender, receiver, reader, &ways, move |stream, word| relay.take(stream, word, bounds), |_| true)
+        });
+        self.announce(None);
+        Ok(parted)
+    }
+
+    fn announce(&self, life: Option<Incarnation>) {
+        self.counters.worker_away.store(life.is_none(), Ordering::SeqCst);
+        self.between.to_decode.put(&mut VecDeque::from([Parcel::Peer { life }]));
+        self.between.inbox.wake_if_asleep();
     }
 }

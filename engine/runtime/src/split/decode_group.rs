@@ -227,7 +227,7 @@ impl DecodeGroup {
             let goes_on = match self.prefill {
                 Some(prefill) => self.open(machine, now, index, prefill),
                 None if now >= self.away_since + PREFILL_AWAITED => {
-                    self.stepper.fail(index, StepError::PrefillAway);
+                    self.stepper.fail(index, StepError::WorkerAway);
                     true
                 }
                 None => false,

@@ -5,8 +5,8 @@ use super::{environment, templates};
 use anyhow::{Context, Result};
 use engine_link::{Identity, IdentityFiles, Role};
 use engine_model::{CacheUse, LoadOptions, Loaded, Model, UnsavedWeights};
-use engine_runtime::{Engine, RemotePrefill};
-use gateway_server::{Config, Gateway, WeightsCache, Workers};
+use engine_runtime::{Engine, RemoteWorker};
+use gateway_server::{Config, Gateway, WeightsCache, WorkerPlace};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,20 +46,20 @@ pub(crate) fn read_config(path: &Path) -> Result<Config> {
 
 /// Loads the model and starts the engine, or as much of it as is in this process.
 pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
-    let prefill = match &config.workers {
+    let worker = match &config.worker {
         None => None,
-        Some(workers) => {
-            Some(RemotePrefill { address: workers.prefill.clone(), identity: identity(workers, Role::Decode)? })
+        Some(worker) => {
+            Some(RemoteWorker { address: worker.address.clone(), identity: identity(worker, worker.role.peer())? })
         }
     };
-    Ok(Engine::start_with(load_model(config).await?, config.engine, prefill)?)
+    Ok(Engine::start_with(load_model(config).await?, config.engine, worker)?)
 }
 
 /// Who this process is, as a part of the engine, towards the others.
-pub(crate) fn identity(workers: &Workers, role: Role) -> Result<Identity> {
-    let files = IdentityFiles::in_folder(&workers.certificates, role);
+pub(crate) fn identity(worker: &WorkerPlace, role: Role) -> Result<Identity> {
+    let files = IdentityFiles::in_folder(&worker.certificates, role);
     Identity::load(role, &files)
-        .context("the workers' certificates cannot be used (`bulkhead key workers DIR` makes a set)")
+        .context("the certificates cannot be used with which gateway and worker know each other (`bulkhead key worker DIR` makes them)")
 }
 
 /// The model that the configuration names.
@@ -189,6 +189,6 @@ mod tests {
         assert_eq!((shown.listen, shown.origin), (defaults.listen, defaults.origin));
         assert_eq!(shown.weights_cache, defaults.weights_cache);
         assert_eq!((shown.engine, shown.limits, shown.metrics), (defaults.engine, defaults.limits, defaults.metrics));
-        assert!(shown.tenants.is_empty() && shown.rules.is_none() && shown.tls.is_none() && shown.workers.is_none());
+        assert!(shown.tenants.is_empty() && shown.rules.is_none() && shown.tls.is_none() && shown.worker.is_none());
     }
 }

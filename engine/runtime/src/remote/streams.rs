@@ -1,0 +1,257 @@
+//! Readers in the gateway of requests that a worker decodes.
+
+use super::stream_words::{StreamWord, SubmitWord};
+use super::wire::{self, Word, WordError};
+use crate::engine::Counters;
+use crate::inbox::{Inbox, Queue};
+use crate::outlet::Outlet;
+use crate::running::Running;
+use crate::split::Prompt;
+use crate::steps::{Delivery, STEPS_AHEAD, StepError, Timings, Usage};
+use engine_link::LinkSender;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long requests wait for a worker that is away.
+const WORKER_AWAITED: Duration = Duration::from_secs(10);
+/// How often it is looked for those who have waited for too long.
+const LOOK: Duration = Duration::from_millis(250);
+/// The worker is told of so many steps that were read at once.
+const ROOM_STEP: u32 = 8;
+
+/// All requests that were not answered to their end.
+pub(crate) struct Streams {
+    inbox: Arc<Inbox>,
+    counters: Arc<Counters>,
+    state: Mutex<State>,
+}
+
+struct State {
+    open: BTreeMap<u64, Open>,
+    next: u64,
+    link: Option<Joined>,
+    away_since: Instant,
+}
+
+/// The worker's link.
+struct Joined {
+    sender: LinkSender,
+    /// The worker's pages have these numbers here.
+    first_page: u32,
+    pages: u32,
+    /// Of the group that computes prompts here for this link.
+    group: Arc<Inbox>,
+}
+
+struct Open {
+    request: Running,
+    /// On this link.
+    submitted: bool,
+    /// Steps that came, and those of them that the worker knows to be read.
+    came: u32,
+    told: u32,
+    usage: Usage,
+    timings: Timings,
+}
+
+/// Whether a prompt is what this end submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Known {
+    /// It is.
+    Yes,
+    /// Its reader is gone.
+    Gone,
+    /// The request was submitted, and is another tenant's or of other tokens.
+    Other,
+}
+
+impl Open {
+    /// Steps that were read and that the worker does not know of.
+    fn read(&self) -> u32 {
+        let Outlet::Reader(reader) = &self.request.outlet else { return 0 };
+        self.came.saturating_sub(reader.waiting()).saturating_sub(self.told)
+    }
+
+    fn deliver(&self, result: Result<policies_domain::Step, StepError>) -> bool {
+        let Outlet::Reader(reader) = &self.request.outlet else { return false };
+        let failed = result.is_err();
+        let sent = reader.send(Delivery { result, usage: self.usage, timings: self.timings });
+        if failed {
+            reader.presence.note_failure();
+        }
+        sent
+    }
+}
+
+impl Streams {
+    pub(crate) fn new(inbox: Arc<Inbox>, counters: Arc<Counters>) -> Self {
+        let state = State { open: BTreeMap::new(), next: 0, link: None, away_since: Instant::now() };
+        Self { inbox, counters, state: Mutex::new(state) }
+    }
+
+    /// Submits, cancels and tells what was read, until the engine's handle is gone.
+    pub(crate) fn run(&self) {
+        loop {
+            let mut new = Vec::new();
+            if !self.inbox.wait_until(Some(LOOK), |queue| self.look(queue, &mut new)) {
+                break;
+            }
+            // Not under the lock: a link that is full must not keep what comes from it waiting.
+            if let Some((sender, words)) = self.round(new) {
+                for (stream, word) in words {
+                    if !sender.send(wire::write(&Word::Stream(stream, word))) {
+                        break;
+                    }
+                }
+            }
+        }
+        let mut state = self.lock();
+        // The link ends when nobody has anything to send any more.
+        if let Some(Joined { group, .. }) = state.link.take() {
+            group.stop();
+        }
+        for (_, open) in std::mem::take(&mut state.open) {
+            open.deliver(Err(StepError::Stopped));
+        }
+    }
+
+    /// Takes the new ones. `false`: there is nothing to say.
+    fn look(&self, queue: &mut Queue, new: &mut Vec<Running>) -> bool {
+        let state = self.lock();
+        new.extend(queue.waiting.drain(..));
+        queue.inside.clear();
+        for request in state.open.values().map(|open| &open.request).chain(&*new) {
+            *queue.inside.entry(request.label).or_default() += 1;
+        }
+        let news = |open: &Open| {
+            let waits = !open.submitted && state.link.is_some();
+            waits || open.request.cancelled() || open.read() >= ROOM_STEP
+        };
+        !new.is_empty() || state.open.values().any(news)
+    }
+
+    /// What is to be said now.
+    fn round(&self, new: Vec<Running>) -> Option<(LinkSender, Vec<(u64, StreamWord)>)> {
+        let mut state = self.lock();
+        let State { open, next, link, away_since } = &mut *state;
+        for request in new {
+            let usage = Usage { prompt_tokens: request.prompt_tokens, completion_tokens: 0 };
+            let timings = Timings::default();
+            open.insert(*next, Open { request, submitted: false, came: 0, told: 0, usage, timings });
+            *next += 1;
+        }
+        let mut words = Vec::new();
+        open.retain(|stream, open| {
+            if open.request.cancelled() {
+                if open.submitted {
+                    words.push((*stream, StreamWord::Cancel));
+                }
+                return false;
+            }
+            match (open.submitted, link.is_some()) {
+                (false, true) => match SubmitWord::of(&open.request) {
+                    Some(submit) => {
+                        open.submitted = true;
+                        words.push((*stream, StreamWord::Submit(submit)));
+                    }
+                    None => {
+                        open.deliver(Err(StepError::RowBinding));
+                        return false;
+                    }
+                },
+                (false, false) if away_since.elapsed() >= WORKER_AWAITED => {
+                    open.deliver(Err(StepError::WorkerAway));
+                    return false;
+                }
+                (true, true) if open.read() >= ROOM_STEP => {
+                    let read = open.read();
+                    open.told += read;
+                    words.push((*stream, StreamWord::Room(read)));
+                }
+                _ => (),
+            }
+            true
+        });
+        self.counters.running.store(open.len(), Ordering::Relaxed);
+        link.as_ref().map(|link| (link.sender.clone(), words))
+    }
+
+    /// A worker is connected, whose pages have these numbers.
+    pub(super) fn join(&self, sender: LinkSender, first_page: u32, pages: u32, group: &Arc<Inbox>) {
+        let mut state = self.lock();
+        if self.inbox.is_stopped() {
+            return group.stop();
+        }
+        state.link = Some(Joined { sender, first_page, pages, group: group.clone() });
+        drop(state);
+        self.counters.worker_away.store(false, Ordering::SeqCst);
+        self.inbox.wake_if_asleep();
+    }
+
+    /// It is gone. What was begun has ended, but for those who have not got anything yet.
+    pub(super) fn part(&self) {
+        self.counters.worker_away.store(true, Ordering::SeqCst);
+        let mut state = self.lock();
+        state.link = None;
+        state.away_since = Instant::now();
+        state.open.retain(|_, open| {
+            let begun = open.submitted && open.came > 0;
+            if begun {
+                open.deliver(Err(StepError::WorkerAway));
+            }
+            open.submitted = false;
+            !begun
+        });
+    }
+
+    /// Something came about a stream. One that is not open any more is not missed.
+    pub(super) fn take(&self, stream: u64, word: StreamWord) -> Result<(), WordError> {
+        let mut state = self.lock();
+        let Some(Joined { first_page, pages, .. }) = state.link else { return Ok(()) };
+        let (result, usage, timings) = match word {
+            StreamWord::Step(step) => {
+                let (step, usage, timings) = step.step(first_page, pages)?;
+                (Ok(step), usage, timings)
+            }
+            StreamWord::Failed(failure, counts) => {
+                let (usage, timings) = counts.counts()?;
+                (Err(failure.error(first_page, pages)?), usage, timings)
+            }
+            StreamWord::Submit(_) | StreamWord::Cancel | StreamWord::Room(_) => return Err(WordError::NotHere),
+        };
+        let Some(open) = state.open.get_mut(&stream).filter(|open| open.submitted) else { return Ok(()) };
+        if open.came.saturating_sub(open.told) >= STEPS_AHEAD as u32 {
+            return Err(WordError::Field("steps"));
+        }
+        let goes_on = result.as_ref().is_ok_and(|step| step.finish.is_none());
+        if let Ok(step) = &result {
+            self.counters.computed(false, step.tokens as usize);
+        }
+        (open.usage, open.timings) = (usage, timings);
+        open.came += 1;
+        // Whoever does not take it is gone, and is noticed as such.
+        let sent = open.deliver(result);
+        if sent && !goes_on {
+            state.open.remove(&stream);
+            self.counters.running.store(state.open.len(), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Whether a prompt that is to be computed here is one of a request that was submitted from here.
+    pub(super) fn knows(&self, prompt: &Prompt) -> Known {
+        let state = self.lock();
+        let submitted = |open: &&Open| open.submitted && open.request.request == prompt.request;
+        match state.open.values().find(submitted).map(|open| &open.request) {
+            None => Known::Gone,
+            Some(own) if own.label != prompt.label || !prompt.tokens.starts_with(&own.tokens) => Known::Other,
+            Some(_) => Known::Yes,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
