@@ -41,12 +41,12 @@ pub(crate) struct Connecting {
 
 impl Connecting {
     /// The decode group is here.
-    pub(crate) fn to_prefill(self, deciding: &mut Deciding) {
+    pub(crate) fn to_prefill(&self, deciding: &mut Deciding) {
         self.run(|connecting| deciding.meet(connecting.link()?, None));
     }
 
     /// The prefill group is here, and so are the readers.
-    pub(crate) fn to_decode(self, serving: &mut Serving<impl Compute>, streams: &Streams) {
+    pub(crate) fn to_decode(&self, serving: &mut Serving<impl Compute>, streams: &Streams) {
         self.run(|connecting| serving.serve(connecting.link()?, Some(streams)));
     }
 
@@ -54,12 +54,12 @@ impl Connecting {
         Ok(connect(&self.worker.address, &self.worker.identity, self.terms)?)
     }
 
-    fn run(self, mut meet: impl FnMut(&Self) -> Result<Parted, MeetError>) {
+    fn run(&self, mut meet: impl FnMut(&Self) -> Result<Parted, MeetError>) {
         let (role, address) = (self.worker.role(), &self.worker.address);
         let [mut pause, longest] = PAUSES;
         let mut said = String::new();
         while !self.inbox.is_stopped() {
-            match meet(&self) {
+            match meet(self) {
                 Ok(parted) => {
                     pause = PAUSES[0];
                     said.clear();
