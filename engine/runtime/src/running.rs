@@ -263,17 +263,14 @@ impl Running {
         });
     }
 
-    /// The reader gets what it has room for. `Some`: the request has failed, or its reader is gone.
+    /// The reader gets what it has room for. `Some`: the prompt could not be computed.
     pub(crate) fn deliver_heard(&mut self) -> Option<StepError> {
         while self.has_room() {
             match self.heard.pop_front()? {
                 Heard::Read { trace, restarted } => {
                     let since = std::mem::replace(&mut self.restarted, restarted);
-                    let next = self.deliver_read(trace);
+                    self.deliver_read(trace);
                     self.restarted = since;
-                    if next == Next::Ended {
-                        return Some(StepError::Stopped);
-                    }
                 }
                 Heard::Failed(error) => return Some(error),
             }

@@ -161,8 +161,7 @@ impl Stepper {
         if self.running.is_empty() {
             machine.compute.give_back(PAGES_KEPT);
         }
-        let goes_on = |request: &Running| self.role == Role::Whole || request.is_here() || request.has_heard();
-        self.running.iter().any(|request| request.has_room() && goes_on(request))
+        self.running.iter().any(|request| request.has_room() && (self.role == Role::Whole || request.is_here()))
     }
 
     /// One chunk of somebody's prompt, one token of everybody else.

@@ -183,7 +183,7 @@ pub fn is_isolation_fault(error: StepError) -> bool {
         StepError::PoolExhausted
         | StepError::Stopped
         | StepError::NotANumber
-        | StepError::PrefillAway
+        | StepError::WorkerAway
         | StepError::Internal => false,
     }
 }

@@ -139,6 +139,8 @@ impl DecodeGroup {
 
     /// Admits whoever may have a slot. `false`: nobody can go on here.
     pub(crate) fn look(&mut self, machine: &mut Machine<impl Compute>, now: Duration, queue: &mut Queue) -> bool {
+        // Before somebody is let in: whoever lost its slot may come back when all that was heard of it has been read.
+        self.deliver_heard();
         let found = self.stepper.look(machine, queue);
         self.settle(machine, now);
         found
@@ -269,23 +271,15 @@ impl DecodeGroup {
         true
     }
 
-    /// What was heard of prompts leaves, as their readers read.
+    /// What was heard of prompts leaves, as their readers read. Whoever has failed or left goes with the next look, together
+    /// with its handoff: nothing of it may come and find nobody.
     fn deliver_heard(&mut self) {
-        for index in (0..self.stepper.running.len()).rev() {
-            match self.stepper.running[index].deliver_heard() {
-                None => (),
-                Some(StepError::Stopped) => drop(self.stepper.running.remove(index)),
-                Some(error) => self.stepper.fail(index, error),
+        for request in self.stepper.running.iter_mut().chain(&mut self.stepper.preempted) {
+            if let Some(error) = request.deliver_heard() {
+                tracing::error!(request_id = %request.request, %error, "its prompt could not be computed");
+                request.deliver_error(error);
             }
         }
-        // Whoever lost its slot meanwhile comes back when all of it has been read.
-        self.stepper.preempted.retain_mut(|request| match request.deliver_heard() {
-            None => true,
-            Some(error) => {
-                request.deliver_error(error);
-                false
-            }
-        });
     }
 
     /// The first tokens of what was committed leave, as their readers read.

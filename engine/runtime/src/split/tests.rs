@@ -174,6 +174,27 @@ fn pages_that_are_not_enough_for_all_delay_and_change_nothing() {
 }
 
 #[test]
+fn who_did_not_read_and_gave_way_goes_on_when_all_of_its_prompt_has_been_read() {
+    for copies in [false, true] {
+        // More chunks than steps that wait for a reader.
+        let mut world = World::new(copies, EngineConfig { prefill_chunk_tokens: 8, ..CONFIG });
+        let stalls = world.submit(1, 300, 5);
+        while world.engine.step() {}
+        assert_eq!(world.clients[stalls].next_step, 0);
+        let other = world.submit(2, 300, 5);
+        for _ in 0..200 {
+            world.engine.step();
+            world.clients[other].read();
+        }
+        assert!(world.clients[other].over(), "it gave way to nobody");
+        world.run();
+        world.all_are_right();
+        assert!(!world.clients[stalls].ended.is_empty(), "it did not give way");
+        world.is_clean();
+    }
+}
+
+#[test]
 fn a_prefill_group_without_pages_makes_prompts_wait() {
     let mut world = World::new(true, CONFIG);
     let (_, of_prefill) = world.engine.pools();
