@@ -59,7 +59,7 @@ pub(super) const REMOTE: &[Mutation] = &[
         find: "self.tell(machine, now, DecodeInput::PeerGone { prefill });",
         replace: "let _forgotten = DecodeInput::PeerGone { prefill };",
         packages: PACKAGES,
-        tests: "test(a_link_that_is_cut_anywhere_costs_time_and_nothing_else)",
+        tests: "test(without_a_worker_requests_wait_a_while_and_are_told_then)",
     },
     Mutation {
         name: "remote: a message comes from its own side",

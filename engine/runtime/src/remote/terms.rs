@@ -10,8 +10,8 @@ const FRAMES_MAX: usize = 8;
 const TOKEN_BYTES: usize = 5;
 /// Of a page in a trace, at most: page, life, label.
 const READ_BYTES: usize = 20;
-/// For what is around them.
-const HEAD_BYTES: usize = 1024;
+/// For what is around them, such as the strings that end an answer.
+const HEAD_BYTES: usize = 64 << 10;
 
 /// Room for a page, a prompt of the whole context, what such a prompt reads, and the protocol's longest message.
 pub(crate) fn link_terms(page_bytes: usize, context_length: usize) -> LinkTerms {
