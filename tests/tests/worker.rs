@@ -98,11 +98,18 @@ fn answers_are_the_same(site: &Site) -> Result<()> {
     // Nobody is there yet: that is said, and who asks is told so after a while.
     let ready = client.get("/readyz")?;
     ensure!(ready.status == 503 && ready.json()?["workers"] == false, "{}", ready.text()?);
+    let metric = |client: &Client| {
+        let text = client.get("/metrics")?.text()?;
+        let line = text.lines().find(|line| line.contains("engine_worker_away") && !line.starts_with('#'));
+        line.map(str::to_owned).context("no metric for it")
+    };
+    ensure!(metric(&client)?.ends_with(" 1"), "{}", metric(&client)?);
     let refused = client.post("/v1/chat/completions", &chat(MODEL, "Hello", 4, false))?;
     ensure!(refused.status == 503 && refused.json()?["error"]["code"] == "worker_unavailable", "{}", refused.text()?);
     ensure!(refused.header("retry-after").is_some());
     let mut worker = site.worker("bulkhead.toml")?;
     wait_until_ready(&client)?;
+    ensure!(metric(&client)?.ends_with(" 0"), "{}", metric(&client)?);
     let answers = ask(&client, MODEL)?;
     let texts: Vec<&String> = answers.iter().map(|(text, _)| text).collect();
     ensure!(texts == alone.iter().collect::<Vec<_>>(), "{texts:?}\n{alone:?}");

@@ -118,6 +118,7 @@ fn observe_engine(meter: &Meter, engine: &Engine) {
     };
     gauge("engine_sequences_running", |stats| stats.sequences_running);
     gauge("engine_sequences_waiting", |stats| stats.sequences_waiting);
+    gauge("engine_worker_away", |stats| usize::from(stats.worker_away));
     gauge("kv_pages_total", |stats| stats.pages.total);
     gauge("kv_pages_free", |stats| stats.pages.free);
     gauge("kv_pages_inbound", |stats| stats.pages.inbound);

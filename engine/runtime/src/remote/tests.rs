@@ -111,6 +111,15 @@ fn worker(site: &Site, links: usize, anew: bool) -> JoinHandle<Vec<Result<Parted
     })
 }
 
+/// What runs in a scope ends with it, whatever was found out.
+struct Stops<'a>(&'a Inbox);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
 /// The gateway's half of an engine, without a gateway.
 struct Half {
     inbox: Arc<Inbox>,
@@ -501,6 +510,7 @@ fn a_prompt_that_comes_back_as_another_one_is_an_isolation_fault() {
     assert_eq!(known(label(3), &[1, 2, 3]), Known::Gone, "it was not submitted");
     thread::scope(|scope| {
         scope.spawn(|| streams.run());
+        let _stops = Stops(&inbox);
         let submitted = near_receiver.receive().unwrap();
         assert!(matches!(wire::read(&submitted), Ok(Word::Stream(0, StreamWord::Submit(_)))));
         assert_eq!(known(label(3), &[1, 2, 3]), Known::Yes);
@@ -508,7 +518,6 @@ fn a_prompt_that_comes_back_as_another_one_is_an_isolation_fault() {
         for (label, tokens) in [(label(4), &[1, 2, 3][..]), (label(3), &[1, 2, 4]), (label(3), &[1, 2])] {
             assert_eq!(known(label, tokens), Known::Other);
         }
-        inbox.stop();
     });
 }
 
@@ -535,6 +544,7 @@ fn a_worker_that_says_more_than_was_read_is_not_believed() {
     };
     thread::scope(|scope| {
         scope.spawn(|| streams.run());
+        let _stops = Stops(&inbox);
         near_receiver.receive().unwrap();
         assert!(matches!(streams.take(0, step(0, 100)), Err(WordError::Field("page"))), "a page that it has not");
         assert!(streams.take(7, step(0, 0)).is_ok(), "a stream that ended is not missed");
@@ -547,7 +557,6 @@ fn a_worker_that_says_more_than_was_read_is_not_believed() {
         let came = steps.try_next().unwrap().unwrap();
         assert_eq!((came.request, came.index, came.trace.pages[0].label), (request, 0, label(2)));
         assert_eq!(came.seal, own.seal(Epoch(4), 0, b"x", None));
-        inbox.stop();
     });
 }
 
@@ -562,9 +571,9 @@ fn without_a_worker_that_decodes_requests_wait_and_are_told() {
     let mut steps = enqueue(&inbox, CONTEXT, sequence, Sampling::default(), sealer(label(3), request)).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| streams.run());
+        let _stops = Stops(&inbox);
         inbox.wait_until(Some(Duration::from_millis(400)), |_| false);
         assert!(steps.try_next().is_none(), "it may come");
-        inbox.stop();
     });
     assert!(matches!(steps.try_next(), Some(Err(StepError::Stopped))));
 }
