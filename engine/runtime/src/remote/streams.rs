@@ -246,7 +246,7 @@ impl Streams {
         let submitted = |open: &&Open| open.submitted && open.request.request == prompt.request;
         match state.open.values().find(submitted).map(|open| &open.request) {
             None => Known::Gone,
-            Some(own) if own.label != prompt.label && !prompt.tokens.starts_with(&own.tokens) => Known::Other,
+            Some(own) if own.label != prompt.label || !prompt.tokens.starts_with(&own.tokens) => Known::Other,
             Some(_) => Known::Yes,
         }
     }
