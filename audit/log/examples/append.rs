@@ -26,7 +26,7 @@ fn step(permit: &Permit) -> Step {
     Step {
         request: permit.request(),
         index: 0,
-        trace: PageTrace { pages: (0..8).map(page).collect() },
+        trace: PageTrace { kept: 0, pages: (0..8).map(page).collect() },
         restarted: false,
         tokens: 1,
         text: Completion::new("text".into()),

@@ -193,7 +193,7 @@ impl OpenEntry {
             }
             None => None,
         };
-        let trace = Trace::new(self.gate.records(), self.label, std::mem::take(&mut self.runs).into_runs()).encode();
+        let trace = Trace::new(&self.gate.records(), self.label, std::mem::take(&mut self.runs).into_runs()).encode();
         let fault = self.engine_fault.map(|class| EngineFault {
             class,
             steps: self.gate.steps().into(),
@@ -275,7 +275,9 @@ impl OpenEntry {
                 let held = error.foreign().map(|held| held.label).filter(|label| *label != self.label);
                 (class, step, None, None, held)
             }
-            Violation::StepGap { held, .. } => (IncidentClass::StepGap, Some(*held), None, None, None),
+            Violation::StepGap { held: step, .. } | Violation::TraceGap { step, .. } => {
+                (IncidentClass::StepGap, Some(*step), None, None, None)
+            }
             Violation::RequestMismatch { step, .. } => (IncidentClass::RequestMismatch, Some(*step), None, None, None),
         };
         Incident {

@@ -105,7 +105,7 @@ pub enum IncidentClass {
     Generation = 2,
     /// A kernel found another tag in a page.
     Tag = 3,
-    /// A step was missing or out of order.
+    /// A step was missing or out of order, or named less than it read.
     StepGap = 4,
     /// A step belonged to another request.
     RequestMismatch = 5,

@@ -3,7 +3,7 @@
 
 use crate::released::Released;
 use crate::trace::{PageClass, PageRecord};
-use policies_domain::{Generation, Label, PageId, PageRead, Permit, RequestId, SealError, Step};
+use policies_domain::{Generation, Label, PageId, PageRead, PageTrace, Permit, RequestId, SealError, Step};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
@@ -41,6 +41,16 @@ pub enum Violation {
         held: u32,
         /// The number that was due.
         wanted: u32,
+    },
+    /// A step reads on in pages that no step before it named: what it read is not known.
+    #[error("step {step} kept {kept} pages of {known} that were known")]
+    TraceGap {
+        /// The step.
+        step: u32,
+        /// Pages that it claims to read as the step before did.
+        kept: usize,
+        /// Pages that the step before read; none when the sequence began anew.
+        known: usize,
     },
     /// One request saw the same page in two lives: it was freed and given out again while it was being read. (A
     /// sequence that was restarted reads its pages in newer lives, and must not read one of the ended lives again.)
@@ -110,13 +120,16 @@ pub struct Gate {
     clearance: Label,
     step_next: u32,
     tokens: u64,
+    /// The runs of `previous` go on as far as `examined`; their own last steps lag behind.
     records: Vec<PageRecord>,
     /// The latest record of each page.
     latest: HashMap<PageId, usize>,
     /// What the sequence had read before it lost its pages and began anew: those lives are over.
     ended: HashMap<PageId, Generation>,
-    /// Records of the previous step's trace, by position: block tables grow at the end, so nearly every look-up is here.
+    /// Records of the pages that the last step read, by position.
     previous: Vec<usize>,
+    /// The last step whose reads were noted.
+    examined: u32,
     closed_by: Option<Violation>,
 }
 
@@ -144,6 +157,7 @@ impl Gate {
             latest: HashMap::new(),
             ended: HashMap::new(),
             previous: Vec::new(),
+            examined: 0,
             closed_by: None,
         }
     }
@@ -180,10 +194,16 @@ impl Gate {
         self.closed_by.as_ref()
     }
 
-    /// Runs of pages read so far, in the order of their first read.
+    /// Runs of pages read so far, in the order of their first read. Copies all of them: for the end of a response.
     #[must_use]
-    pub fn records(&self) -> &[PageRecord] {
-        &self.records
+    pub fn records(&self) -> Vec<PageRecord> {
+        let mut records = self.records.clone();
+        for number in &self.previous {
+            if let Some(record) = records.get_mut(*number) {
+                record.last_step = self.examined;
+            }
+        }
+        records
     }
 
     /// Distinct pages read so far. Walks all records: for the end of a response.
@@ -223,44 +243,47 @@ impl Gate {
             return Err(Violation::StepGap { held: step.index, wanted: self.step_next });
         }
         if step.restarted {
+            self.end_runs(0);
             let records = &self.records;
             let lives = self.latest.drain().filter_map(|(page, number)| Some((page, records.get(number)?.generation)));
             self.ended.extend(lives);
-            self.previous.clear();
         }
+        let PageTrace { kept, pages } = &step.trace;
+        if *kept > self.previous.len() {
+            return Err(Violation::TraceGap { step: step.index, kept: *kept, known: self.previous.len() });
+        }
+        self.end_runs(*kept);
         // The whole trace is recorded even when an early page fails: the counts are evidence.
         let mut violation = None;
-        for (position, read) in step.trace.pages.iter().enumerate() {
-            if let Err(found) = self.read(position, *read, step.index) {
+        for read in pages {
+            if let Err(found) = self.read(*kept, *read, step.index) {
                 violation.get_or_insert(found);
             }
         }
-        self.previous.truncate(step.trace.pages.len());
+        self.examined = step.index;
         violation.map_or(Ok(()), Err)
     }
 
-    /// Notes one page read. Constant time; without hashing for a page that stood at this position in the last step.
-    fn read(&mut self, position: usize, read: PageRead, step: u32) -> Result<(), Violation> {
-        if let Some(record) = self.previous.get(position).and_then(|&number| self.records.get_mut(number))
-            && record.page == read.page
-            && record.generation == read.generation
-            && record.label == read.label
-            && record.extend(step)
-        {
-            // A foreign page cannot come here: its first read closed the gate.
-            return Ok(());
+    /// What stood at these positions and behind them in the last step is not read on, unless it is named again.
+    fn end_runs(&mut self, kept: usize) {
+        for number in self.previous.drain(kept.min(self.previous.len())..) {
+            if let Some(record) = self.records.get_mut(number) {
+                record.last_step = self.examined;
+            }
         }
+    }
+
+    /// Notes the next page that is not among the `kept` first ones. A page among these was judged when it was named, and is
+    /// not looked at again: its run goes on.
+    fn read(&mut self, kept: usize, read: PageRead, step: u32) -> Result<(), Violation> {
         let known = self.latest.get(&read.page).copied();
         let earlier = known.and_then(|number| self.records.get(number)).copied();
         let same_life = earlier.is_some_and(|e| e.generation == read.generation && e.label == read.label);
         let number = match known {
-            Some(number) if same_life && self.records.get_mut(number).is_some_and(|r| r.extend(step)) => number,
+            Some(number) if same_life && self.goes_on(number, kept, step) => number,
             _ => self.record(read, step),
         };
-        match self.previous.get_mut(position) {
-            Some(place) => *place = number,
-            None => self.previous.push(number),
-        }
+        self.previous.push(number);
         let stale = match earlier {
             Some(record) => (record.generation != read.generation).then_some(record.generation),
             None => self.ended.get(&read.page).copied().filter(|ended| read.generation <= *ended),
@@ -280,6 +303,13 @@ impl Gate {
                 wanted: self.clearance,
             })
         }
+    }
+
+    /// The record's run reaches the step before, or this one: it includes `step` now.
+    fn goes_on(&mut self, number: usize, kept: usize, step: u32) -> bool {
+        let extended = self.records.get_mut(number).is_some_and(|record| record.extend(step));
+        // A page that stands in two places, one of them kept.
+        extended || self.previous.iter().take(kept).any(|other| *other == number)
     }
 
     fn record(&mut self, read: PageRead, step: u32) -> usize {

@@ -44,7 +44,7 @@ fn step(index: u32, pages: Vec<PageRead>) -> Step {
     Step {
         request: RequestId::from_bytes([1; 16]),
         index,
-        trace: PageTrace { pages },
+        trace: PageTrace { kept: 0, pages },
         restarted: false,
         tokens: 1,
         text: Completion::new("text".into()),
@@ -84,6 +84,51 @@ fn a_foreign_page_anywhere_in_a_step_closes_the_gate_for_good() {
             assert_eq!((gate.pages().own, gate.pages().foreign, gate.steps()), (4, 1, 1));
         }
     }
+}
+
+#[test]
+fn what_was_named_once_is_read_on_without_a_word() {
+    let mut gate = Gate::new(&permit());
+    let keeps = |index, kept, pages| Step { trace: PageTrace { kept, pages }, ..step(index, Vec::new()) };
+    gate.check(step(0, vec![read(3, 1, own()), read(4, 1, own())])).unwrap();
+    gate.check(keeps(1, 2, Vec::new())).unwrap();
+    gate.check(keeps(2, 2, vec![read(5, 1, own())])).unwrap();
+    let run = |page, first_step, last_step| PageRecord {
+        page: PageId(page),
+        generation: Generation(1),
+        label: own(),
+        first_step,
+        last_step,
+    };
+    assert_eq!(gate.records(), [run(3, 0, 2), run(4, 0, 2), run(5, 2, 2)]);
+    // One of them is no longer read, and another is named a second time behind its own place.
+    gate.check(keeps(3, 1, vec![read(3, 1, own())])).unwrap();
+    assert_eq!(gate.records(), [run(3, 0, 3), run(4, 0, 2), run(5, 2, 2)]);
+    let foreign = gate.check(keeps(4, 2, vec![read(6, 1, other())])).unwrap_err();
+    assert!(matches!(foreign, Violation::ForeignPage { page: PageId(6), .. }));
+    assert_eq!(gate.records()[0], run(3, 0, 4), "what else that step read is evidence, too");
+}
+
+#[test]
+fn nothing_is_read_on_that_no_step_named() {
+    let keeps = |index, kept| Step { trace: PageTrace { kept, pages: Vec::new() }, ..step(index, Vec::new()) };
+    let mut gate = Gate::new(&permit());
+    let gap = Violation::TraceGap { step: 0, kept: 1, known: 0 };
+    assert_eq!(gate.check(keeps(0, 1)).unwrap_err(), gap);
+    assert_eq!(gate.check(step(0, Vec::new())).unwrap_err(), gap, "closed for good");
+    let begun = || {
+        let mut gate = Gate::new(&permit());
+        gate.check(step(0, vec![read(3, 1, own()), read(4, 1, own())])).unwrap();
+        gate
+    };
+    assert_eq!(begun().check(keeps(1, 3)).unwrap_err(), Violation::TraceGap { step: 1, kept: 3, known: 2 });
+    // The lives of a sequence that began anew are over, whatever it read before.
+    let again = Step { restarted: true, ..keeps(1, 1) };
+    assert_eq!(begun().check(again).unwrap_err(), Violation::TraceGap { step: 1, kept: 1, known: 0 });
+    // What the last step did not read is not known any more.
+    let mut gate = begun();
+    gate.check(keeps(1, 1)).unwrap();
+    assert_eq!(gate.check(keeps(2, 2)).unwrap_err(), Violation::TraceGap { step: 2, kept: 2, known: 1 });
 }
 
 #[test]
@@ -199,12 +244,17 @@ fn joined_text_is_verified_step_by_step() {
 proptest! {
     /// Whatever is read, the runs say exactly which pages were read in which steps.
     #[test]
-    fn runs_equal_a_record_of_every_read(traces in prop::collection::vec(prop::collection::vec(0u32..6, 0..8), 1..20)) {
+    fn runs_equal_a_record_of_every_read(
+        traces in prop::collection::vec((0usize..8, prop::collection::vec(0u32..6, 0..8)), 1..20),
+    ) {
         let mut gate = Gate::new(&permit());
-        let mut naive = BTreeSet::new();
-        for (index, pages) in (0..).zip(&traces) {
-            gate.check(step(index, pages.iter().map(|page| read(*page, 1, own())).collect())).unwrap();
-            naive.extend(pages.iter().map(|page| (*page, index)));
+        let (mut naive, mut table) = (BTreeSet::new(), Vec::new());
+        for (index, (kept, pages)) in (0..).zip(&traces) {
+            table.truncate(*kept);
+            let trace = PageTrace { kept: table.len(), pages: pages.iter().map(|page| read(*page, 1, own())).collect() };
+            gate.check(Step { trace, ..step(index, Vec::new()) }).unwrap();
+            table.extend(pages);
+            naive.extend(table.iter().map(|page| (*page, index)));
         }
         let runs: BTreeSet<_> = gate.records().iter()
             .flat_map(|run| (run.first_step..=run.last_step).map(|step| (run.page.0, step))).collect();
@@ -229,7 +279,7 @@ fn a_disclosed_trace_names_no_other_tenant() {
     let foreign = read(2, 1, Label::of(TenantId::new(123_456).unwrap()));
     gate.check(step(0, vec![read(0, 1, own()), read(1, 1, Label::PUBLIC), foreign, read(3, 1, Label::NOBODY)]))
         .unwrap_err();
-    let trace = Trace::new(gate.records(), own(), Vec::new());
+    let trace = Trace::new(&gate.records(), own(), Vec::new());
     let classes: Vec<_> = trace.pages.iter().map(|run| run.class).collect();
     assert_eq!(classes, [PageClass::Own, PageClass::Public, PageClass::Other, PageClass::Nobody]);
     let encoded = trace.encode();

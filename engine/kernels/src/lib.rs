@@ -32,7 +32,7 @@ pub use mapped_file::{MappedFile, tell_of_cut_files};
 pub use matrix::{Matrix, MatrixKind, MatrixSource, PACKED_LAYOUT, PackError, PackedMatrices, Packing};
 pub use norm::{quantise, rms_norm, rms_norm_add};
 pub use product::{Activation, product, product_add, product_swiglu};
-pub use read_set::ReadSetRule;
+pub use read_set::{ReadSetRule, ReadSums};
 pub use rope::{HEAD_DIM_MAX, HeadNorms, HeadShape, HeadTransform, Rope, RopePairs, rotate_and_append};
 pub use span::{PageFault, PageFaults, Span};
 pub use team::Team;

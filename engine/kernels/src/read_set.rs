@@ -3,7 +3,8 @@
 //! While attention compares the tag of a page with the reader's, it adds a term for the page, made of the tag that it
 //! loaded, to the digest of the span: once for each layer and group of heads, times a factor of theirs. Sums are modulo
 //! 2^64 and do not depend on any order. Whoever knows which pages a sequence owns, from another source than the block
-//! table that the kernels were given, computes the same number with [`ReadSetRule::expected`].
+//! table that the kernels were given, computes the same number with [`ReadSetRule::expected`], or, from
+//! sums that go on as the sequence does, with [`ReadSetRule::expected_by_sums`].
 //!
 //! Factors are odd and no term is 0 but by a chance of 2^-64: a page that is missing, doubled or exchanged for another in
 //! one group of heads of one layer shows; other differences go unseen with a chance of about 2^-64, as long as nobody
@@ -51,6 +52,35 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// The terms of a sequence's pages, summed up as the sequence gets them: each costs something once, when it comes.
+///
+/// A page is counted as full. Only the last one that a span reads may not be, and that one is counted anew for each span.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReadSums {
+    /// Up to and with each page.
+    sums: Vec<u64>,
+}
+
+impl ReadSums {
+    /// Pages that are in it.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.sums.len()
+    }
+
+    /// The sequence's next page.
+    pub fn push(&mut self, page: PageRef) {
+        let index = self.sums.len();
+        let term = page_term(page, place_factor(index), PAGE_TOKENS);
+        self.sums.push(self.before(index).wrapping_add(term));
+    }
+
+    /// Of the pages before the `index`-th.
+    fn before(&self, index: usize) -> u64 {
+        index.checked_sub(1).map_or(0, |last| self.sums[last])
+    }
+}
+
 /// How the layers of a model read: what the factors sum up to, for each kind of window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadSetRule {
@@ -73,7 +103,24 @@ impl ReadSetRule {
         Self { windows }
     }
 
-    /// The digest of a span of `tokens` (at least 1) from `position` on, in a sequence that owns `pages`, in order.
+    /// The digest of a span of `tokens` (at least 1) from `position` on, in a sequence whose pages have these sums and whose
+    /// page of the span's last token is `last`. As [`ReadSetRule::expected`], but the number of pages does not matter.
+    ///
+    /// # Panics
+    /// When the sums lack a page that the span fills.
+    #[must_use]
+    pub fn expected_by_sums(&self, position: usize, tokens: usize, sums: &ReadSums, last: PageRef) -> u64 {
+        let end = position + tokens;
+        let (full, rest) = (end / PAGE_TOKENS, end % PAGE_TOKENS);
+        let rest = if rest == 0 { 0 } else { page_term(last, place_factor(full), rest) };
+        self.windows.iter().fold(0u64, |digest, (window, factors)| {
+            let terms = sums.before(full).wrapping_sub(sums.before(first_page(position, *window))).wrapping_add(rest);
+            digest.wrapping_add(terms.wrapping_mul(*factors))
+        })
+    }
+
+    /// The digest of a span of `tokens` (at least 1) from `position` on, in a sequence that owns `pages`, in order. Says
+    /// what the digest is, page by page.
     #[must_use]
     pub fn expected(&self, position: usize, tokens: usize, pages: &[PageRef]) -> u64 {
         let end = position + tokens;
@@ -128,6 +175,52 @@ mod tests {
                 assert_ne!(term(3, 9).wrapping_mul(factor), term(3, 10).wrapping_mul(factor));
                 assert_ne!(term(3, 9).wrapping_mul(factor), term(4, 9).wrapping_mul(factor));
             }
+        }
+    }
+
+    #[test]
+    fn the_sums_of_pages_give_what_the_pages_give() {
+        let (all, windows) = (pages(12), [None, Some(1), Some(16), Some(40), Some(1_000)]);
+        let mut sums = ReadSums::default();
+        all.iter().for_each(|page| sums.push(*page));
+        assert_eq!(sums.pages(), 12);
+        for rule in [ReadSetRule::new(2, windows), ReadSetRule::new(1, [None]), ReadSetRule::new(3, [Some(17)])] {
+            for position in 0..150 {
+                for tokens in 1..=12 * PAGE_TOKENS - position {
+                    let end = position + tokens;
+                    let last = all[(end - 1) / PAGE_TOKENS];
+                    let right = rule.expected(position, tokens, &all);
+                    assert_eq!(rule.expected_by_sums(position, tokens, &sums, last), right, "{tokens} from {position}");
+                    let other = PageRef { tag: last.tag + 1, ..last };
+                    assert_eq!(
+                        rule.expected_by_sums(position, tokens, &sums, other) == right,
+                        end % PAGE_TOKENS == 0,
+                        "a full page is in the sums"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sums_tell_an_exchanged_a_missing_and_a_doubled_page() {
+        let (right, rule) = (pages(6), ReadSetRule::new(2, [None]));
+        let expected = |pages: &[PageRef]| {
+            let mut sums = ReadSums::default();
+            pages.iter().for_each(|page| sums.push(*page));
+            rule.expected_by_sums(80, 1, &sums, pages[5])
+        };
+        let digest = rule.expected(80, 1, &right);
+        assert_eq!(expected(&right), digest);
+        for index in 0..4 {
+            let with = |change: &dyn Fn(&mut Vec<PageRef>)| {
+                let mut other = right.clone();
+                change(&mut other);
+                expected(&other)
+            };
+            assert_ne!(with(&|pages| pages.swap(index, index + 1)), digest);
+            assert_ne!(with(&|pages| pages[index].tag += 1), digest);
+            assert_ne!(with(&|pages| pages[index] = pages[index + 1]), digest, "doubled, and one missing");
         }
     }
 

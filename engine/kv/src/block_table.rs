@@ -117,12 +117,12 @@ impl BlockTable {
         Ok(())
     }
 
-    /// The capabilities of the pages that hold the first `tokens` tokens, appended to `out`.
-    pub fn capabilities(&self, tokens: usize, out: &mut Vec<Capability>) {
-        let pages = tokens.div_ceil(PAGE_TOKENS);
-        let all =
-            self.sealed.iter().map(SealedPage::capability).chain(self.filling.iter().map(FillingPage::capability));
-        out.extend(all.take(pages));
+    /// The capabilities of the pages that hold the first `tokens` tokens, without the `first` of them, appended to `out`.
+    /// Those left out cost nothing.
+    pub fn capabilities(&self, first: usize, tokens: usize, out: &mut Vec<Capability>) {
+        let sealed = self.sealed.iter().skip(first).map(SealedPage::capability);
+        let filling = self.filling.iter().skip(first.saturating_sub(self.sealed.len())).map(FillingPage::capability);
+        out.extend(sealed.chain(filling).take(tokens.div_ceil(PAGE_TOKENS).saturating_sub(first)));
     }
 }
 
@@ -151,8 +151,13 @@ mod tests {
         table.advance(17).unwrap();
         assert_eq!(table.tokens(), 17);
         let mut capabilities = Vec::new();
-        table.capabilities(17, &mut capabilities);
+        table.capabilities(0, 17, &mut capabilities);
         assert_eq!(capabilities, assigned);
+        for first in 0..4 {
+            capabilities.clear();
+            table.capabilities(first, 17, &mut capabilities);
+            assert_eq!(capabilities, assigned[first.min(2)..], "from place {first} on");
+        }
         assert_eq!((pool.counts().sealed, pool.counts().open), (1, 1), "full pages are sealed");
         assert!(table.grow(49, |_| ()).is_err(), "four pages are one too many");
         drop(table);

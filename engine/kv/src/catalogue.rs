@@ -261,7 +261,7 @@ fn padding_index_minus_one() {
     assert_eq!(rig.ledger.append(life, owner, 1), Err(refused));
     // As 32 bits it is no page at all, and 0 is nobody's tag.
     let wide = Capability::new(PageId(-1i32 as u32), 0);
-    assert!(rig.ledger.trace(&[wide], 0).is_err());
+    assert!(rig.ledger.trace(0, &[wide], 0, &mut Vec::new()).is_err());
     let nobodys = Capability::new(wrapped, 0);
     assert_eq!(rig.ledger.check_read(nobodys, owner, tenant(1), 0), Err(UseError::TagMismatch { page: wrapped }));
     assert_eq!(rig.ledger, before);

@@ -74,6 +74,8 @@ struct Held {
     tokens: usize,
     /// How many of them it holds no more. It reads nothing after the first.
     gone: usize,
+    /// One that was put out of use while it held it. It reads nothing from then on.
+    unreadable: Option<PageId>,
 }
 
 /// Why the view says nothing any more.
@@ -170,20 +172,24 @@ impl CustodyView {
         followed
     }
 
-    /// The pages of a sequence, in order.
+    /// The pages of a sequence, in order, without the `first` of them, which cost nothing.
+    ///
+    /// What is said of a page in its place stays as it is as long as this is no error, but for a fill that grows: whoever
+    /// knew the first pages knows them still.
     ///
     /// # Errors
     /// [`CustodyError`]: the view is broken, or the sequence may not read: it holds none, has given one back, or one of
     /// them is out of use.
-    pub fn pages(&self, sequence: SequenceId) -> Result<impl ExactSizeIterator<Item = HeldPage>, CustodyError> {
+    pub fn pages(
+        &self,
+        sequence: SequenceId,
+        first: usize,
+    ) -> Result<impl ExactSizeIterator<Item = HeldPage>, CustodyError> {
         let held = self.held(sequence)?;
-        let unreadable = |page: &&PageId| {
-            self.page(**page).is_none_or(|page| matches!(page.phase, Phase::Quarantined | Phase::Free | Phase::Back))
-        };
-        if let Some(page) = held.pages.iter().find(unreadable) {
-            return Err(CustodyError::Unreadable { page: *page });
+        if let Some(page) = held.unreadable {
+            return Err(CustodyError::Unreadable { page });
         }
-        Ok(held.pages.iter().map(|page| {
+        Ok(held.pages.get(first..).unwrap_or_default().iter().map(|page| {
             let Page { life, label, tag, fill, .. } = self.pages[page.0 as usize];
             HeldPage { life, label, tag, fill }
         }))
@@ -192,7 +198,7 @@ impl CustodyView {
     /// Tokens written to the pages of a sequence.
     ///
     /// # Errors
-    /// [`CustodyError`] as for [`CustodyView::pages`].
+    /// [`CustodyError`], unless it holds pages and has given none back.
     pub fn tokens(&self, sequence: SequenceId) -> Result<usize, CustodyError> {
         Ok(self.held(sequence)?.tokens)
     }
@@ -346,6 +352,13 @@ impl CustodyView {
             CustodyAct::Quarantined { .. } => {
                 require(same_life && page.phase != Phase::Quarantined)?;
                 page.phase = Phase::Quarantined;
+                let owner = match page.owner {
+                    Owner::Sequence(sequence) if page.holders.is_empty() && !page.back => Some(sequence),
+                    _ => None,
+                };
+                for sequence in page.holders.iter().copied().chain(owner) {
+                    self.sequences.get_mut(&sequence)?.unreadable.get_or_insert(life.page);
+                }
                 Some(())
             }
             CustodyAct::Released => {

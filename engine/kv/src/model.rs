@@ -1,12 +1,13 @@
 //! The ledger against a naive model, and its log against both: random operations, wrong ones among them.
 
-use crate::custody_view::CustodyView;
+use crate::custody_view::{CustodyError, CustodyView, HeldPage};
 use crate::ledger::{Ledger, LedgerConfig, PAGE_TOKENS, PageFormat, PageState};
 use policies_domain::{
-    CustodyRecord, HolderId, Label, Outcome, Owner, PageId, PageLife, QuarantineReason, SequenceId, TenantId,
-    TicketKind, TransferId,
+    CustodyAct, CustodyEvent, CustodyRecord, HolderId, Label, Outcome, Owner, PageId, PageLife, QuarantineReason,
+    SequenceId, TenantId, TicketKind, TransferId,
 };
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 
 const PAGES: u32 = 6;
 
@@ -129,6 +130,8 @@ struct Pair {
     ledger: Ledger,
     naive: Naive,
     view: CustodyView,
+    /// What the view said of each sequence that has let go of no page since.
+    said: BTreeMap<SequenceId, Vec<HeldPage>>,
 }
 
 impl Pair {
@@ -137,7 +140,7 @@ impl Pair {
         let mut ledger = Ledger::new(LedgerConfig { pages: PAGES, boot_secret, format, compat, events_max });
         let sequence = |place: u32| (ledger.open_sequence(), 1 + place % 2, Vec::new());
         let naive = Naive { sequences: (0..4).map(sequence).collect(), ..Naive::default() };
-        Self { ledger, naive, view: CustodyView::new(PAGES) }
+        Self { ledger, naive, view: CustodyView::new(PAGES), said: BTreeMap::new() }
     }
 
     /// Does it in both, and compares who was refused.
@@ -270,12 +273,39 @@ impl Pair {
         self.ledger.drain(&mut records);
         for record in &records {
             self.view.follow(record).unwrap();
+            let CustodyRecord::Event(CustodyEvent { owner, act, .. }) = record else { continue };
+            let lets_go = match act {
+                CustodyAct::GivenBack => *owner,
+                CustodyAct::Committed { from, .. } => *from,
+                _ => continue,
+            };
+            if let Owner::Sequence(sequence) = lets_go {
+                self.said.remove(&sequence);
+            }
         }
         self.ledger.assert_sound();
         assert!(self.ledger.counts().conserved());
         for (id, number, pages) in &self.naive.sequences {
-            let Ok(held) = self.view.pages(*id) else { continue };
-            let held: Vec<_> = held.collect();
+            let held: Vec<_> = match self.view.pages(*id, 0) {
+                Ok(held) => held.collect(),
+                Err(CustodyError::Unreadable { page }) => {
+                    assert!(pages.contains(&page), "{id} does not hold {page}");
+                    assert_eq!(self.ledger.label(page).unwrap().state, PageState::Quarantined);
+                    continue;
+                }
+                Err(_) => continue,
+            };
+            // Whoever knew the first pages knows them still.
+            let said = self.said.insert(*id, held.clone()).unwrap_or_default();
+            assert!(said.len() <= held.len());
+            for (before, now) in said.iter().zip(&held) {
+                assert!(before.fill <= now.fill);
+                assert_eq!(HeldPage { fill: now.fill, ..*before }, *now);
+            }
+            for first in 0..=held.len() + 1 {
+                let rest: Vec<_> = self.view.pages(*id, first).unwrap().collect();
+                assert_eq!(rest, held[first.min(held.len())..]);
+            }
             assert_eq!(held.iter().map(|page| page.life.page).collect::<Vec<_>>(), *pages, "{id}");
             let mut tokens = 0;
             for page in held {

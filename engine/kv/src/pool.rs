@@ -5,7 +5,7 @@ use crate::page::{FillingPage, InboundPage, Owned};
 use crate::sync::{Arc, Mutex, MutexGuard};
 use crate::ticket::Ticket;
 use policies_domain::{
-    CustodyRecord, HolderId, Label, Owner, PageId, PageLife, PageTrace, QuarantineReason, SequenceId, TicketKind,
+    CustodyRecord, HolderId, Label, Owner, PageId, PageLife, PageRead, QuarantineReason, SequenceId, TicketKind,
     TransferId,
 };
 use std::fmt;
@@ -71,8 +71,14 @@ impl PagePool {
     ///
     /// # Errors
     /// [`TraceError`].
-    pub fn trace(&self, block_table: &[Capability], tokens: usize) -> Result<PageTrace, TraceError> {
-        self.lock().trace(block_table, tokens)
+    pub fn trace(
+        &self,
+        first: usize,
+        entries: &[Capability],
+        tokens: usize,
+        into: &mut Vec<PageRead>,
+    ) -> Result<(), TraceError> {
+        self.lock().trace(first, entries, tokens, into)
     }
 
     /// A step begins: [`Ledger::issue_step`].

@@ -210,7 +210,7 @@ mod tests {
         });
         let table = table.unwrap();
         let mut now = Vec::new();
-        table.capabilities(20, &mut now);
+        table.capabilities(0, 20, &mut now);
         assert_eq!(relabelled, offered.iter().copied().zip(now.iter().copied()).collect::<Vec<_>>());
         assert!(offered.iter().zip(&now).all(|(old, new)| old.page() == new.page() && old.tag() != new.tag()));
         let outbound = OutboundTable::offer(table).unwrap();
@@ -275,7 +275,7 @@ mod tests {
         let pool = pool(2);
         let table = table(&pool, 20, 20);
         let mut capabilities = Vec::new();
-        table.capabilities(20, &mut capabilities);
+        table.capabilities(0, 20, &mut capabilities);
         pool.quarantine(capabilities[1].page(), policies_domain::QuarantineReason::TagMismatch);
         assert!(matches!(OutboundTable::offer(table), Err(UseError::Suspected { .. })));
         pool.reclaim(|_| true);

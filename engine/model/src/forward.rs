@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use engine_kernels::{
     Activations, AttentionPlan, HeadNorms, HeadShape, HeadTransform, KernelFamily, KvStore, Matrix, PAGE_TOKENS,
-    PageFault, PageFaults, PageRef, ReadSetRule, Rope, Span, Team, attention, product, product_add, product_swiglu,
-    quantise, rms_norm, rms_norm_add, rotate_and_append,
+    PageFault, PageFaults, PageRef, ReadSetRule, ReadSums, Rope, Span, Team, attention, product, product_add,
+    product_swiglu, quantise, rms_norm, rms_norm_add, rotate_and_append,
 };
 
 use crate::config::{LayerRope, ModelConfig};
@@ -135,10 +135,10 @@ impl Forward {
     }
 
     /// The digest that [`Forward::read_set`] is to give for a span of `tokens` from `position` on, when the sequence's
-    /// pages are these, in order.
+    /// pages have these sums and the span's last token is in `last`.
     #[must_use]
-    pub fn expected_read_set(&self, position: usize, tokens: usize, pages: &[PageRef]) -> u64 {
-        self.pass.reads.expected(position, tokens, pages)
+    pub fn expected_read_set(&self, position: usize, tokens: usize, sums: &ReadSums, last: PageRef) -> u64 {
+        self.pass.reads.expected_by_sums(position, tokens, sums, last)
     }
 
     /// Ties the calling thread, which is to be the one that calls [`Forward::run`], to a processor of its own when there

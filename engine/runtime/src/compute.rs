@@ -11,7 +11,7 @@ pub(crate) mod tracer;
 #[cfg(any(test, feature = "fault-injection"))]
 pub use plain_store::PlainStore;
 
-use engine_kernels::{KvStore, KvStoreError, PageBytes, PageFault, PageRef, Span, TransferError};
+use engine_kernels::{KvStore, KvStoreError, PageBytes, PageFault, PageRef, ReadSums, Span, TransferError};
 use engine_model::{Forward, ForwardError, Model};
 use std::sync::Arc;
 
@@ -30,9 +30,9 @@ pub trait Compute: Send {
     /// The digest of the pages that were read for a span in the last run; `None` for spans that there were not.
     fn read_set(&self, span: usize) -> Option<u64>;
 
-    /// What [`Compute::read_set`] is to give for a span of `tokens` from `position` on, when the sequence's pages are
-    /// these, in order.
-    fn expected_read_set(&self, position: usize, tokens: usize, pages: &[PageRef]) -> u64;
+    /// What [`Compute::read_set`] is to give for a span of `tokens` from `position` on, when the sequence's pages have these
+    /// sums and the span's last token is in `last`.
+    fn expected_read_set(&self, position: usize, tokens: usize, sums: &ReadSums, last: PageRef) -> u64;
 
     /// Logits `[vocab]` of a span's last token, of the last run; `None` for spans that did not ask, had a fault or came
     /// with another ticket.
@@ -126,8 +126,8 @@ impl Compute for CpuCompute {
         self.forward.read_set(span)
     }
 
-    fn expected_read_set(&self, position: usize, tokens: usize, pages: &[PageRef]) -> u64 {
-        self.forward.expected_read_set(position, tokens, pages)
+    fn expected_read_set(&self, position: usize, tokens: usize, sums: &ReadSums, last: PageRef) -> u64 {
+        self.forward.expected_read_set(position, tokens, sums, last)
     }
 
     fn logits(&self, span: usize, ticket: u64) -> Option<&[f32]> {

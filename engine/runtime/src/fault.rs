@@ -123,6 +123,14 @@ impl Planted {
         *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
     }
 
+    /// What is wrong is wrong where the block table is made, so that it is made anew.
+    pub(crate) fn remakes_table(&self, label: Label) -> bool {
+        matches!(
+            self.fault_for(label),
+            Some(Fault::ForeignCapability { .. } | Fault::ForeignEntry { .. } | Fault::FalseTrace { .. })
+        )
+    }
+
     /// The row whose logits a sampler takes.
     pub(crate) fn row_for(&self, label: Label, span: usize) -> usize {
         match self.fault_for(label) {

@@ -26,6 +26,7 @@ mod split;
 mod step;
 mod steps;
 mod ticket;
+mod traced_table;
 
 pub use compute::Compute;
 #[cfg(any(test, feature = "fault-injection"))]

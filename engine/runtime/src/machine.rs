@@ -1,10 +1,12 @@
 //! What a group of requests is computed on: a model with its pages, the ledger that says whose they are, and its log.
 
 use crate::compute::Compute;
-use crate::custody::{self, Custody};
+use crate::custody::{self, Custody, Difference};
+use crate::steps::StepError;
+use crate::traced_table::TracedTable;
 use engine_kernels::PageRef;
 use engine_kv::{AllocateError, BlockTable, Capability, HeldPage, Ledger, LedgerConfig, PageFormat, PagePool};
-use policies_domain::{PageId, PageTrace};
+use policies_domain::{PageId, PageRead, PageTrace};
 
 /// A model, its pages, and what is known of them. One thread works on it at a time.
 pub(crate) struct Machine<C> {
@@ -30,20 +32,21 @@ pub(crate) struct Pages {
     pub(crate) compat: u16,
 }
 
-/// Memory for one row of a pass, reused from row to row: the block table that is traced, and what the log says.
+/// Memory for one row of a pass, reused from row to row: the part of a block table that is traced, what the ledger says of
+/// it, and what the log says that it should be.
 #[derive(Default)]
 pub(crate) struct Entries {
     pub(crate) capabilities: Vec<Capability>,
+    pub(crate) reads: Vec<PageRead>,
     pub(crate) held: Vec<HeldPage>,
-    /// `held` as the rule of read sets takes it.
-    pub(crate) refs: Vec<PageRef>,
 }
 
 impl Entries {
-    pub(crate) fn clear(&mut self) {
+    pub(crate) fn emptied(&mut self) -> &mut Self {
         self.capabilities.clear();
+        self.reads.clear();
         self.held.clear();
-        self.refs.clear();
+        self
     }
 }
 
@@ -78,6 +81,38 @@ impl<C: Compute> Machine<C> {
         let grown = block_table.grow(tokens, |capability| assigned &= compute.assign(page_ref(capability)).is_ok());
         assert!(assigned, "the pool and the store disagree about which pages exist");
         grown
+    }
+
+    /// Lays what is not settled of a request's block table as the kernels are to get it, and takes what the log says of the
+    /// same places. The request has written its first `first` tokens and reads as far as `end`.
+    ///
+    /// # Errors
+    /// [`StepError::Internal`] when the log knows of another number of tokens, or of pages that are not to be read.
+    pub(crate) fn lay(
+        &mut self,
+        block_table: &BlockTable,
+        table: &mut TracedTable,
+        first: usize,
+        end: usize,
+    ) -> Result<(), StepError> {
+        let (entries, known) = (self.entries.emptied(), table.settled());
+        block_table.capabilities(known, end, &mut entries.capabilities);
+        table.lay(&entries.capabilities);
+        match self.custody.pages(table.sequence(), known, first, end, &mut entries.held) {
+            Ok(true) => Ok(()),
+            _ => Err(StepError::Internal),
+        }
+    }
+
+    /// Traces what was laid, and compares it with what the log says.
+    ///
+    /// # Errors
+    /// [`StepError::Internal`] when an entry is of no page, or counts on more than was written.
+    pub(crate) fn trace(&mut self, table: &mut TracedTable, first: usize) -> Result<Option<Difference>, StepError> {
+        let Entries { capabilities, reads, held } = &mut self.entries;
+        self.pool.trace(table.settled(), capabilities, first, reads).map_err(|_| StepError::Internal)?;
+        table.note(reads, first);
+        Ok(custody::difference(reads, held))
     }
 
     /// A trace as others are told it.

@@ -8,9 +8,11 @@ use crate::sequence::Sequence;
 use crate::split::Prompt;
 use crate::steps::{Delivery, StepError, Timings, Usage};
 use crate::ticket::{Ticket, Ticketed};
+use crate::traced_table::TracedTable;
 use engine_handoff::{FirstStep, FirstToken, Route};
+use engine_kernels::PageRef;
 use engine_kv::{BlockTable, PAGE_TOKENS};
-use policies_domain::{Completion, Epoch, FinishReason, Label, PageTrace, RequestId, Sealer, SequenceId, Step};
+use policies_domain::{Completion, Epoch, FinishReason, Label, PageTrace, RequestId, Sealer, Step};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -35,8 +37,8 @@ pub(crate) struct Running {
     pub(crate) first: Option<u32>,
     /// What was heard of its prompt and is not delivered yet, because its reader does not read.
     heard: VecDeque<Heard>,
-    /// Whose `block_table` that is.
-    table: Option<Ticketed<SequenceId>>,
+    /// `block_table` as the kernels get it; says whose that is.
+    table: Option<Ticketed<TracedTable>>,
     pub(crate) sampler: Ticketed<Sampler>,
     pub(crate) detokenizer: Ticketed<Detokenizer>,
     pub(crate) outlet: Outlet,
@@ -197,18 +199,23 @@ impl Running {
 
     /// It gets pages, for this admission.
     pub(crate) fn hold(&mut self, block_table: BlockTable) {
-        self.table = Some(Ticketed::new(self.ticket, block_table.sequence()));
+        self.table = Some(Ticketed::new(self.ticket, TracedTable::new(block_table.sequence())));
         self.block_table = Some(block_table);
     }
 
-    /// The block table that it was given in this admission.
+    /// The block table that it was given in this admission, and as the kernels get it.
     ///
     /// # Errors
     /// [`StepError::RowBinding`] when another stands in its place.
-    pub(crate) fn table(&self) -> Result<&BlockTable, StepError> {
+    pub(crate) fn table(&mut self) -> Result<(&BlockTable, &mut TracedTable), StepError> {
         let block_table = self.block_table.as_ref().ok_or(StepError::Internal)?;
-        let wanted = self.table.as_ref().ok_or(StepError::RowBinding)?.of(self.ticket)?;
-        if block_table.sequence() == *wanted { Ok(block_table) } else { Err(StepError::RowBinding) }
+        let table = self.table.as_mut().ok_or(StepError::RowBinding)?.of_mut(self.ticket)?;
+        if block_table.sequence() == table.sequence() { Ok((block_table, table)) } else { Err(StepError::RowBinding) }
+    }
+
+    /// What the kernels get; nothing when it is not this admission's.
+    pub(crate) fn entries(&self) -> &[PageRef] {
+        self.table.as_ref().and_then(|table| table.of(self.ticket).ok()).map_or(&[], TracedTable::entries)
     }
 
     /// It has a slot, and a new ticket. Only the first one ends its time in the queue.

@@ -3,22 +3,23 @@
 //! Prefill and decode are separate forward passes with separate timings. What a request computes never depends on who
 //! shares a step with it: the kernels promise the same bits for any batch, so preemption can recompute.
 
+#[cfg(feature = "fault-injection")]
+mod planting;
+
 use crate::compute::Compute;
 use crate::config::EngineConfig;
 use crate::custody;
 use crate::engine::Counters;
 #[cfg(feature = "fault-injection")]
-use crate::fault::{Fault, Planted};
+use crate::fault::Planted;
 use crate::inbox::{Inbox, Queue};
-#[cfg(feature = "fault-injection")]
-use crate::machine::Entries;
-use crate::machine::{Machine, page_ref};
+use crate::machine::Machine;
 use crate::running::{Next, Running};
 use crate::sampling::SamplingScratch;
 use crate::steps::StepError;
 use crate::ticket::Ticket;
 use engine_handoff::FirstStep;
-use engine_kernels::{PageFault, PageRef, Span};
+use engine_kernels::{PageFault, Span};
 use engine_kv::{AllocateError, PAGE_TOKENS};
 use engine_model::ForwardError;
 use policies_domain::{PageId, PageTrace, QuarantineReason};
@@ -61,6 +62,10 @@ pub(crate) struct Stepper {
     /// Pages that are needed come back when a handoff has ended.
     pub(crate) pages_awaited: bool,
     scratch: SamplingScratch,
+    /// Memory for the decodes of a step, and for the spans and the digests of a pass.
+    group: Vec<Part>,
+    spans: Vec<Span<'static>>,
+    read_sets: Vec<u64>,
     /// Round robin over prefills.
     prefill_turn: usize,
     #[cfg(feature = "fault-injection")]
@@ -90,13 +95,6 @@ struct Part {
     end: usize,
 }
 
-/// Which pages a part reads, what the ledger says about them, and the digest of having read those that it holds.
-struct Row {
-    pages: Vec<PageRef>,
-    trace: PageTrace,
-    read_set: u64,
-}
-
 /// Why a part is not computed.
 enum Unresolved {
     Failed(StepError),
@@ -123,6 +121,9 @@ impl Stepper {
             left: Vec::new(),
             pages_awaited: false,
             scratch: SamplingScratch::new(),
+            group: Vec::new(),
+            spans: Vec::new(),
+            read_sets: Vec::new(),
             prefill_turn: 0,
             #[cfg(feature = "fault-injection")]
             planted: Planted::default(),
@@ -192,40 +193,40 @@ impl Stepper {
 
     /// One token for every request that decodes.
     pub(crate) fn decode_once(&mut self, machine: &mut Machine<impl Compute>) {
-        let Some(group) = self.decode_group(machine) else { return };
-        let part = |index: usize| {
-            let request = &self.running[index];
-            Part { index, ticket: request.ticket, first: request.computed, end: request.tokens.len() }
-        };
-        let group: Vec<Part> = group.into_iter().map(part).collect();
-        self.pass(machine, Stage::Decode, &group);
+        let mut group = std::mem::take(&mut self.group);
+        self.decode_group(machine, &mut group);
+        if !group.is_empty() {
+            self.pass(machine, Stage::Decode, &group);
+        }
+        self.group = group;
     }
 
     /// One forward pass, and what follows from it for each request of the group (in the order of `running`).
     fn pass(&mut self, machine: &mut Machine<impl Compute>, stage: Stage, group: &[Part]) {
         let started = Instant::now();
         machine.follow();
-        let mut rows = Vec::with_capacity(group.len());
+        self.read_sets.clear();
         for part in group {
             match self.resolve(machine, part) {
-                Ok(row) => rows.push(row),
+                Ok(read_set) => self.read_sets.push(read_set),
                 // The others have their step with the next turn.
                 Err(Unresolved::Failed(error)) => return self.fail_row(part.ticket, error),
                 Err(Unresolved::ForeignWrite(trace)) => return self.refuse_write(part.ticket, trace),
             }
         }
         let (running, inbox) = (&self.running, &self.inbox);
-        let mut spans = Vec::with_capacity(group.len());
-        for (part, row) in group.iter().zip(&rows) {
-            let tokens = &running[part.index].tokens;
-            let logits = part.end == tokens.len();
-            let (ticket, tokens) = (part.ticket.row(), &tokens[part.first..part.end]);
-            spans.push(Span { ticket, tokens, position: part.first, pages: &row.pages, logits });
+        let mut spans = std::mem::take(&mut self.spans);
+        for part in group {
+            let request = &running[part.index];
+            let logits = part.end == request.tokens.len();
+            let (ticket, tokens) = (part.ticket.row(), &request.tokens[part.first..part.end]);
+            spans.push(Span { ticket, tokens, position: part.first, pages: request.entries(), logits });
         }
         // A client that left ends the pass if nobody else is in it; `gather` drops its request, and its pages with it.
         let stop = || inbox.is_stopped() || group.iter().all(|part| running[part.index].cancelled());
         let step = machine.pool.issue_step();
         let computed = machine.compute.run(&spans, &stop);
+        self.spans = emptied(spans);
         // No thread of the pass touches a page any more, however it ended.
         assert!(machine.pool.retire_step(step).is_ok(), "one step at a time");
         if matches!(computed, Err(ForwardError::Stopped)) {
@@ -234,16 +235,17 @@ impl Stepper {
         self.counters.computed(stage == Stage::Prefill, group.iter().map(|part| part.end - part.first).sum());
         let took_us = micros(started.elapsed());
         let mut ended = Vec::new();
-        for (span, (part, row)) in group.iter().zip(rows).enumerate() {
+        for (span, part) in group.iter().enumerate() {
+            let expected = self.read_sets.get(span).copied();
             let next = match (&computed, machine.compute.fault(span)) {
                 _ if self.row(part).is_err() => {
                     self.fail_row(part.ticket, StepError::RowBinding);
                     continue;
                 }
-                (Ok(()), None) if machine.compute.read_set(span) != Some(row.read_set) && self.checks() => {
+                (Ok(()), None) if machine.compute.read_set(span) != expected && self.checks() => {
                     self.refuse_reads(part.index)
                 }
-                (Ok(()), None) => self.conclude(machine, stage, part, row.trace, span, took_us),
+                (Ok(()), None) => self.conclude(machine, stage, part, span, took_us),
                 (Ok(()), Some(fault)) => self.quarantine(machine, part.index, fault),
                 (Err(_), _) => self.running[part.index].deliver_error(StepError::Internal),
             };
@@ -282,7 +284,6 @@ impl Stepper {
         machine: &Machine<impl Compute>,
         stage: Stage,
         part: &Part,
-        trace: PageTrace,
         span: usize,
         took_us: u64,
     ) -> Next {
@@ -303,6 +304,10 @@ impl Stepper {
         let logits = machine.compute.logits(span, part.ticket.row());
         #[cfg(feature = "fault-injection")]
         let logits = planted.as_deref().or(logits);
+        let trace = match request.table() {
+            Ok((_, table)) => machine.told(table.tell()),
+            Err(error) => return request.refuse_row(error),
+        };
         match logits {
             _ if part.end < request.tokens.len() => request.deliver_read(trace),
             Some(logits) if self.role == Role::Prefill => request.deliver_prefilled(trace, logits, &mut self.scratch),
@@ -313,22 +318,28 @@ impl Stepper {
     }
 
     /// Who decodes in this step, with room for one more token each; the youngest lose their pages when there is none.
-    fn decode_group(&mut self, machine: &mut Machine<impl Compute>) -> Option<Vec<usize>> {
+    fn decode_group(&mut self, machine: &mut Machine<impl Compute>, group: &mut Vec<Part>) {
         'group: loop {
-            let ready = |request: &Running| request.decodes() && request.has_room();
-            let group: Vec<usize> = (0..self.running.len()).filter(|index| ready(&self.running[*index])).collect();
-            for index in &group {
-                let tokens = self.running[*index].tokens.len();
+            group.clear();
+            let ready = self.running.iter().enumerate().filter(|(_, request)| request.decodes() && request.has_room());
+            group.extend(ready.map(|(index, request)| Part {
+                index,
+                ticket: request.ticket,
+                first: request.computed,
+                end: request.tokens.len(),
+            }));
+            for place in 0..group.len() {
                 let running = self.running.len();
-                if self.make_room(machine, *index, tokens).is_none() || self.running.len() != running {
+                let Part { index, end, .. } = group[place];
+                if self.make_room(machine, index, end).is_none() || self.running.len() != running {
                     if self.pages_awaited {
-                        return None;
+                        return group.clear();
                     }
                     // Places have moved: look again. Ends, because every round has one request less.
                     continue 'group;
                 }
             }
-            return if group.is_empty() { None } else { Some(group) };
+            return;
         }
     }
 
@@ -373,75 +384,38 @@ impl Stepper {
         }
     }
 
-    /// Builds the block table that the kernels get, traces exactly that one, and compares it with what the custody log
-    /// says of the sequence. The digest that the kernels must come to is made of the log's pages, not of the table's.
-    fn resolve(&self, machine: &mut Machine<impl Compute>, part: &Part) -> Result<Row, Unresolved> {
-        let mut entries = std::mem::take(&mut machine.entries);
-        entries.clear();
-        let request = self.row(part)?;
-        let block_table = request.table()?;
-        block_table.capabilities(part.end, &mut entries.capabilities);
-        #[cfg_attr(not(feature = "fault-injection"), allow(unused_mut, reason = "a fault changes it"))]
-        let mut pages: Vec<PageRef> = entries.capabilities.iter().map(|capability| page_ref(*capability)).collect();
-        let known = machine.custody.pages(block_table.sequence(), part.first, part.end, &mut entries.held);
-        if known != Ok(true) {
-            return Err(StepError::Internal.into());
-        }
+    /// Goes on with the block table that the kernels get, traces exactly that one, and compares it with what the custody log
+    /// says of the sequence. The digest that the kernels must come to, which this returns, is made of the log's pages, not of
+    /// the table's. What is full and was looked up is settled: see [`TracedTable`](crate::traced_table::TracedTable).
+    fn resolve(&mut self, machine: &mut Machine<impl Compute>, part: &Part) -> Result<u64, Unresolved> {
+        let checks = self.checks();
+        self.row(part)?;
         #[cfg(feature = "fault-injection")]
-        self.plant(machine, part.index, &mut entries, &mut pages);
-        let trace = machine.pool.trace(&entries.capabilities, part.first).map_err(|_| StepError::Internal)?;
-        if let Some(difference) = custody::difference(&trace, &entries.held).filter(|_| self.checks()) {
-            let read = trace.pages.get(difference.index);
-            tracing::error!(request_id = %request.request, ?difference, ?read, "block table and custody log differ");
+        let remakes = self.planted.remakes_table(self.running[part.index].label);
+        let request = &mut self.running[part.index];
+        let (block_table, table) = request.table()?;
+        #[cfg(feature = "fault-injection")]
+        if remakes {
+            table.forget();
+        }
+        machine.lay(block_table, table, part.first, part.end)?;
+        #[cfg(feature = "fault-injection")]
+        self.plant(machine, part.index)?;
+        let request = &mut self.running[part.index];
+        let (id, label) = (request.request, request.label);
+        let (_, table) = request.table()?;
+        if let Some(difference) = machine.trace(table, part.first)?.filter(|_| checks) {
+            tracing::error!(request_id = %id, ?difference, "block table and custody log differ");
             return Err(StepError::ReadSet.into());
         }
         // What it reads is looked at before its text leaves; what it writes would be spoilt for its owner by then.
-        let mut written = trace.pages.iter().skip(part.first / PAGE_TOKENS);
-        if written.any(|page| page.label != request.label) && self.checks() {
-            machine.entries = entries;
-            return Err(Unresolved::ForeignWrite(machine.told(trace)));
+        let mut written = table.reads().iter().skip(part.first / PAGE_TOKENS);
+        if written.any(|page| page.label != label) && checks {
+            return Err(Unresolved::ForeignWrite(machine.told(table.tell())));
         }
-        entries.refs.extend(entries.held.iter().map(custody::page_ref));
-        let read_set = machine.compute.expected_read_set(part.first, part.end - part.first, &entries.refs);
-        machine.entries = entries;
-        Ok(Row { pages, trace: machine.told(trace), read_set })
-    }
-
-    #[cfg(feature = "fault-injection")]
-    fn plant(&self, machine: &Machine<impl Compute>, index: usize, entries: &mut Entries, pages: &mut [PageRef]) {
-        let reader = self.running[index].label;
-        let Some(fault) = self.planted.fault_for(reader) else { return };
-        let foreign = self.running.iter().filter(|other| other.label != reader).find_map(|other| {
-            let mut theirs = Vec::new();
-            let block_table = other.block_table.as_ref()?;
-            block_table.capabilities(1, &mut theirs);
-            Some((*theirs.first()?, machine.custody.first_page(block_table.sequence())?))
-        });
-        match (fault, foreign) {
-            (Fault::SwappedPages { .. }, _) if pages.len() > 1 => pages.swap(0, 1),
-            (Fault::FalseTrace { .. }, _) if pages.len() > 1 => entries.capabilities.swap(0, 1),
-            (Fault::ForeignCapability { .. }, Some((foreign, held))) => {
-                entries.capabilities[0] = foreign;
-                pages[0] = page_ref(foreign);
-                entries.held[0] = held;
-            }
-            (Fault::ForeignEntry { .. }, Some((foreign, _))) => {
-                entries.capabilities[0] = foreign;
-                pages[0] = page_ref(foreign);
-            }
-            (Fault::ForeignPageIndex { .. }, Some((foreign, _))) => pages[0].page = foreign.page().0,
-            _ => (),
-        }
-    }
-
-    #[cfg(feature = "fault-injection")]
-    fn planted_logits(&self, machine: &Machine<impl Compute>, part: &Part, span: usize) -> Option<Vec<f32>> {
-        let Some(Fault::Logit { value, .. }) = self.planted.fault_for(self.running[part.index].label) else {
-            return None;
-        };
-        let mut logits = machine.compute.logits(span, part.ticket.row())?.to_vec();
-        *logits.last_mut()? = value;
-        Some(logits)
+        let last = machine.entries.held.last().map(custody::page_ref).ok_or(StepError::Internal)?;
+        let sums = machine.custody.sums(table.sequence()).map_err(|_| StepError::Internal)?;
+        Ok(machine.compute.expected_read_set(part.first, part.end - part.first, sums, last))
     }
 
     /// The page is kept as evidence; the request that read it ends, the others go on.
@@ -492,6 +466,13 @@ impl Stepper {
         request.deliver_error(error);
         self.leave(index, None);
     }
+}
+
+/// Gives the memory of a pass's spans back for the next one's.
+fn emptied(mut spans: Vec<Span<'_>>) -> Vec<Span<'static>> {
+    spans.clear();
+    // Nothing is left that could be borrowed; the standard library collects into the memory that it takes from.
+    spans.into_iter().map_while(|_| None).collect()
 }
 
 fn micros(duration: Duration) -> u64 {

@@ -16,10 +16,14 @@ pub struct PageRead {
 /// Every page that one step read for one request, in sequence order.
 ///
 /// Written where the kernel's block table is built, not by the scheduler that chose the pages: the checker does not
-/// take its evidence from the suspect.
+/// take its evidence from the suspect. A step says what is new in it: a page is named when it comes into the block table,
+/// and again when anything about it is different.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageTrace {
-    /// One for each entry of the block table.
+    /// Places of the block table, from the first on, in which stands what stood there in the request's step before, in the
+    /// same life and under the same label. None in its first step and in a restarted one.
+    pub kept: usize,
+    /// One for each entry of the block table behind these.
     pub pages: Vec<PageRead>,
 }
 

@@ -5,7 +5,9 @@
 //! check is never compared with itself.
 
 use crate::cast::Cast;
-use engine_kernels::{KvStoreError, PAGE_TOKENS, PageBytes, PageFault, PageRef, ReadSetRule, Span, TransferError};
+use engine_kernels::{
+    KvStoreError, PAGE_TOKENS, PageBytes, PageFault, PageRef, ReadSetRule, ReadSums, Span, TransferError,
+};
 use engine_model::ForwardError;
 use engine_runtime::{Compute, PlainStore};
 use std::collections::{BTreeMap, BTreeSet};
@@ -193,8 +195,8 @@ impl Compute for Tracer {
         self.results.get(span)?.as_ref().ok().map(|(_, read_set, _)| *read_set)
     }
 
-    fn expected_read_set(&self, position: usize, tokens: usize, pages: &[PageRef]) -> u64 {
-        self.reads.expected(position, tokens, pages)
+    fn expected_read_set(&self, position: usize, tokens: usize, sums: &ReadSums, last: PageRef) -> u64 {
+        self.reads.expected_by_sums(position, tokens, sums, last)
     }
 
     fn logits(&self, span: usize, ticket: u64) -> Option<&[f32]> {

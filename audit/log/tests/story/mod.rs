@@ -41,7 +41,7 @@ pub(crate) fn step(permit: &Permit, index: u32, label: Label) -> Step {
     let (request, text) = (permit.request(), Completion::new("word".into()));
     let sealer = SealKey::from_bytes([1; 32]).sealer(Layer::Text, Binding::of(permit, ConnectionId(1)));
     let seal = sealer.seal(Epoch(1), index, b"word", None);
-    Step { request, index, trace: PageTrace { pages }, restarted: false, tokens: 1, text, finish: None, seal }
+    Step { request, index, trace: PageTrace { kept: 0, pages }, restarted: false, tokens: 1, text, finish: None, seal }
 }
 
 pub(crate) fn facts() -> RequestFacts<'static> {

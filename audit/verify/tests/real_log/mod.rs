@@ -31,7 +31,7 @@ pub(crate) fn step(permit: &Permit, index: u32, pages: u32, label: Label, text: 
         request: permit.request(),
         index,
         restarted: false,
-        trace: PageTrace { pages: (0..pages).map(read).collect() },
+        trace: PageTrace { kept: 0, pages: (0..pages).map(read).collect() },
         tokens: 1,
         text: Completion::new(text.to_owned()),
         finish,

@@ -30,8 +30,8 @@ pub(super) const ROWS: &[Mutation] = &[
     Mutation {
         name: "row: a part is computed for the request that it was planned for",
         file: "engine/runtime/src/running.rs",
-        find: "if block_table.sequence() == *wanted {",
-        replace: "if block_table.sequence() == *wanted || self.computed < usize::MAX {",
+        find: "if block_table.sequence() == table.sequence() {",
+        replace: "if block_table.sequence() == table.sequence() || self.computed < usize::MAX {",
         packages: &["engine-runtime"],
         tests: "test(pages_of_the_same_tenant_s_other_request_are_not_read)",
     },

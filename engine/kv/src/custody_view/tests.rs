@@ -47,7 +47,7 @@ fn refused(view: &CustodyView, event: CustodyEvent) -> bool {
     assert!(error.is_none_or(|error| error == impossible), "{error:?}");
     // A view that has refused says nothing any more.
     assert!(error.is_none_or(|error| view.tokens(sequence(1)) == Err(error)));
-    assert!(error.is_none_or(|error| view.pages(sequence(1)).err() == Some(error)));
+    assert!(error.is_none_or(|error| view.pages(sequence(1), 0).err() == Some(error)));
     error.is_some()
 }
 
@@ -196,7 +196,31 @@ fn a_sequence_with_a_page_out_of_use_reads_nothing() {
         ledger.open_ticket(life, TicketKind::Write, HolderId(1)).unwrap();
         ledger.expire(HolderId(1));
     });
-    assert_eq!(view.pages(sequence(1)).err(), Some(CustodyError::Unreadable { page: PageId(0) }));
+    for first in 0..3 {
+        let unreadable = CustodyError::Unreadable { page: PageId(0) };
+        assert_eq!(view.pages(sequence(1), first).err(), Some(unreadable), "nothing from place {first} on");
+    }
+}
+
+#[test]
+fn nobody_who_holds_a_shared_page_reads_after_it_was_put_out_of_use() {
+    let (mut view, _) = followed(|ledger| {
+        let [first, second, third] = [(); 3].map(|()| ledger.open_sequence());
+        let [prefix, own] = [(); 2].map(|()| ledger.allocate(tenant(1), first).unwrap().life());
+        ledger.append(prefix, first, 16).unwrap();
+        ledger.append(own, first, 1).unwrap();
+        ledger.seal(prefix, first).unwrap();
+        ledger.share(prefix, first).unwrap();
+        ledger.attach(prefix, tenant(1), second).unwrap();
+        ledger.allocate(tenant(2), third).unwrap();
+    });
+    let quarantined = next(&view, CustodyAct::Quarantined { reason: QuarantineReason::TagMismatch });
+    view.follow(&CustodyRecord::Event(quarantined)).unwrap();
+    for holder in 1..3 {
+        let unreadable = CustodyError::Unreadable { page: PageId(0) };
+        assert_eq!(view.pages(sequence(holder), 0).err(), Some(unreadable), "sequence {holder}");
+    }
+    assert_eq!(view.pages(sequence(3), 0).map(|pages| pages.len()), Ok(1), "another tenant's goes on");
 }
 
 #[test]
@@ -218,7 +242,7 @@ fn shared_and_transferred_pages_are_whose_they_are_in_order() {
         ledger.give_back(prefix, Owner::Sequence(first)).unwrap();
     });
     let pages =
-        |number| view.pages(sequence(number)).map(|held| held.map(|page| (page.life.page.0, page.fill)).collect());
+        |number| view.pages(sequence(number), 0).map(|held| held.map(|page| (page.life.page.0, page.fill)).collect());
     assert_eq!(pages(1), Err::<Vec<_>, _>(CustodyError::NotHeld { sequence: sequence(1) }));
     assert_eq!(pages(2), Ok(vec![(0, 16), (1, 3)]));
     assert_eq!(pages(3), Ok(vec![(2, 7)]));

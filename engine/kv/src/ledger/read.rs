@@ -1,16 +1,23 @@
 //! What a reader is told of its pages.
 
 use super::{Capability, Ledger, PAGE_TOKENS, PageState, Record, TraceError, UseError};
-use policies_domain::{Label, Owner, PageRead, PageTrace, SequenceId};
+use policies_domain::{Label, Owner, PageRead, SequenceId};
 
 impl Ledger {
-    /// What a block table reads, as the ledger knows it at this moment, whatever the table's maker believed. The reader
-    /// takes the first `tokens` tokens of the table for written.
+    /// What a block table reads from its `first`-th entry on, as the ledger knows it at this moment, whatever the table's maker
+    /// believed; appended to `into`. The reader takes the first `tokens` tokens of the whole table for written.
     ///
     /// # Errors
-    /// [`TraceError`] when the table names a page that does not exist, or counts on more than was written to one.
-    pub fn trace(&self, block_table: &[Capability], tokens: usize) -> Result<PageTrace, TraceError> {
-        let pages = block_table.iter().enumerate().map(|(index, capability)| {
+    /// [`TraceError`] when an entry names a page that does not exist, or counts on more than was written to one. What was
+    /// appended before it means nothing then.
+    pub fn trace(
+        &self,
+        first: usize,
+        entries: &[Capability],
+        tokens: usize,
+        into: &mut Vec<PageRead>,
+    ) -> Result<(), TraceError> {
+        for (index, capability) in (first..).zip(entries) {
             let page = capability.page();
             let Some(Record { label, .. }) = self.records.get(page.0 as usize) else {
                 return Err(TraceError::OutOfRange { page, pages_total: self.counts.total });
@@ -20,9 +27,9 @@ impl Ledger {
             if wanted > fill {
                 return Err(TraceError::NotWritten { page, fill, wanted });
             }
-            Ok(PageRead { page, generation: label.generation, label: label.domain })
-        });
-        Ok(PageTrace { pages: pages.collect::<Result<_, _>>()? })
+            into.push(PageRead { page, generation: label.generation, label: label.domain });
+        }
+        Ok(())
     }
 
     /// May `reader`, cleared for `clearance`, read the first `tokens` tokens of this page now?

@@ -1,7 +1,7 @@
 //! One behaviour each.
 
 use super::*;
-use policies_domain::{Outcome, PageTrace, TenantId, TransferId};
+use policies_domain::{Outcome, PageRead, TenantId, TransferId};
 
 pub(super) fn tenant(number: u32) -> Label {
     Label::of(TenantId::new(number).unwrap())
@@ -123,12 +123,12 @@ fn the_trace_tells_the_ledgers_truth_about_a_stale_capability() {
     let stale = grant.capability();
     ledger.give_back(grant.life(), Owner::Sequence(owner)).unwrap();
     ledger.reclaim(|_| true);
-    assert_eq!(ledger.trace(&[stale], 0).unwrap().pages[0].label, Label::NOBODY);
+    assert_eq!(traced(&ledger, &[stale], 0).unwrap()[0].label, Label::NOBODY);
     let (_, owner) = page(&mut ledger, 2, 5);
-    assert_eq!(ledger.trace(&[stale], 5).unwrap().pages[0].label, tenant(2));
+    assert_eq!(traced(&ledger, &[stale], 5).unwrap()[0].label, tenant(2));
     assert_eq!(ledger.check_read(stale, owner, tenant(2), 1), Err(UseError::TagMismatch { page: PageId(0) }));
     let beyond = Capability::new(PageId(9), 1);
-    assert_eq!(ledger.trace(&[beyond], 0), Err(TraceError::OutOfRange { page: PageId(9), pages_total: 1 }));
+    assert_eq!(traced(&ledger, &[beyond], 0), Err(TraceError::OutOfRange { page: PageId(9), pages_total: 1 }));
     assert_eq!(ledger.check_read(beyond, owner, tenant(2), 0), Err(UseError::OutOfRange { page: PageId(9) }));
 }
 
@@ -140,13 +140,24 @@ fn no_read_goes_beyond_what_was_written() {
     ledger.append(grants[0].life(), owner, 20).unwrap();
     ledger.append(grants[1].life(), owner, 4).unwrap();
     let table = grants.map(Grant::capability);
-    assert_eq!(ledger.trace(&table, 20).unwrap().pages.len(), 2);
+    let whole = traced(&ledger, &table, 20).unwrap();
+    assert_eq!(whole.len(), 2);
     let page = table[1].page();
-    assert_eq!(ledger.trace(&table, 21), Err(TraceError::NotWritten { page, fill: 4, wanted: 5 }));
+    assert_eq!(traced(&ledger, &table, 21), Err(TraceError::NotWritten { page, fill: 4, wanted: 5 }));
+    // The same from the second entry on.
+    let mut rest = Vec::new();
+    assert_eq!((ledger.trace(1, &table[1..], 20, &mut rest), &rest[..]), (Ok(()), &whole[1..]));
+    let beyond = ledger.trace(1, &table[1..], 21, &mut rest);
+    assert_eq!(beyond, Err(TraceError::NotWritten { page, fill: 4, wanted: 5 }));
     assert!(ledger.check_read(table[1], owner, tenant(1), 4).is_ok());
     let beyond = UseError::NotWritten { page, fill: 4, wanted: 5 };
     assert_eq!(ledger.check_read(table[1], owner, tenant(1), 5), Err(beyond));
-    assert_eq!(ledger.trace(&[], 100), Ok(PageTrace::default()), "no page, nothing read");
+    assert_eq!(traced(&ledger, &[], 100), Ok(Vec::new()), "no page, nothing read");
+}
+
+fn traced(ledger: &Ledger, table: &[Capability], tokens: usize) -> Result<Vec<PageRead>, TraceError> {
+    let mut reads = Vec::new();
+    ledger.trace(0, table, tokens, &mut reads).map(|()| reads)
 }
 
 #[test]

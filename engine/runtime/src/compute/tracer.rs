@@ -1,7 +1,9 @@
 //! A model for tests: a token's K and V say what it was, and the next token is a function of every byte that was read.
 
 use super::{Compute, PlainStore};
-use engine_kernels::{KvStoreError, PAGE_TOKENS, PageBytes, PageFault, PageRef, ReadSetRule, Span, TransferError};
+use engine_kernels::{
+    KvStoreError, PAGE_TOKENS, PageBytes, PageFault, PageRef, ReadSetRule, ReadSums, Span, TransferError,
+};
 use engine_model::ForwardError;
 
 const LAYERS: usize = 2;
@@ -100,8 +102,8 @@ impl Compute for Tracer {
         self.results.get(span)?.as_ref().ok().map(|(_, read_set, _)| *read_set)
     }
 
-    fn expected_read_set(&self, position: usize, tokens: usize, pages: &[PageRef]) -> u64 {
-        self.reads.expected(position, tokens, pages)
+    fn expected_read_set(&self, position: usize, tokens: usize, sums: &ReadSums, last: PageRef) -> u64 {
+        self.reads.expected_by_sums(position, tokens, sums, last)
     }
 
     fn logits(&self, span: usize, ticket: u64) -> Option<&[f32]> {

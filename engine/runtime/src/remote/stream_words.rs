@@ -1,6 +1,6 @@
 //! Words about a request whose reader is in the gateway, while it is decoded by a worker.
 
-use super::wire::{FailureWord, PromptBounds, ReadWord, SamplingWord, WordError, reads, size, trace};
+use super::wire::{FailureWord, PromptBounds, SamplingWord, TraceWord, WordError, size};
 use crate::running::Running;
 use crate::sampling::Sampling;
 use crate::steps::{StepError, Timings, Usage};
@@ -91,7 +91,7 @@ pub(super) struct StepWord {
     #[n(5)]
     mac: ByteArray<32>,
     #[n(6)]
-    reads: Vec<ReadWord>,
+    trace: TraceWord,
     #[n(7)]
     restarted: bool,
     #[n(8)]
@@ -175,7 +175,7 @@ impl StepWord {
             index: step.index,
             sealed_index: origin.index,
             mac: step.seal.mac().into(),
-            reads: reads(&step.trace),
+            trace: TraceWord::of(&step.trace),
             restarted: step.restarted,
             tokens: step.tokens,
             text: step.text.reveal().to_owned(),
@@ -200,7 +200,7 @@ impl StepWord {
         let step = Step {
             request: RequestId::from_bytes(self.request.into()),
             index: self.index,
-            trace: trace(self.reads, first_page, pages)?,
+            trace: self.trace.trace(first_page, pages)?,
             restarted: self.restarted,
             tokens: self.tokens,
             text: Completion::new(self.text),

@@ -537,7 +537,7 @@ fn a_worker_that_says_more_than_was_read_is_not_believed() {
     let mut steps = enqueue(&inbox, CONTEXT, sequence, Sampling::default(), sealer(label(3), request)).unwrap();
     let step = |index: u32, page: u32| {
         let read = PageRead { page: PageId(page), generation: Generation(7), label: label(2) };
-        let (trace, seal) = (PageTrace { pages: vec![read] }, own.seal(Epoch(4), index, b"x", None));
+        let (trace, seal) = (PageTrace { kept: 2, pages: vec![read] }, own.seal(Epoch(4), index, b"x", None));
         let text = Completion::new("x".to_owned());
         let step = Step { request, index, trace, restarted: false, tokens: 1, text, finish: None, seal };
         StreamWord::Step(StepWord::of(&step, Usage::default(), Timings::default()))
@@ -555,7 +555,8 @@ fn a_worker_that_says_more_than_was_read_is_not_believed() {
         assert!(matches!(streams.take(0, step(32, 5)), Err(WordError::Field("steps"))));
         // What it says of itself comes through as it is: the gate judges it.
         let came = steps.try_next().unwrap().unwrap();
-        assert_eq!((came.request, came.index, came.trace.pages[0].label), (request, 0, label(2)));
+        assert_eq!((came.request, came.index, came.trace.kept), (request, 0, 2));
+        assert_eq!(came.trace.pages[0].label, label(2));
         assert_eq!(came.seal, own.seal(Epoch(4), 0, b"x", None));
     });
 }
@@ -682,7 +683,7 @@ fn pages_come_whole_in_order_and_not_among_others() {
 #[test]
 fn a_worker_s_pages_are_told_by_numbers_of_their_own_and_it_has_no_others() {
     let read = |page| PageRead { page: PageId(page), generation: Generation(7), label: label(2) };
-    let said = |page| Said::Read { trace: PageTrace { pages: vec![read(page)] }, prefill_us: 5 };
+    let said = |page| Said::Read { trace: PageTrace { kept: 3, pages: vec![read(page)] }, prefill_us: 5 };
     let frames = sent(Parcel::Said { route: route(), said: said(49) });
     let came = parcel(&mut of_prefill(), &frames[0]).unwrap();
     assert!(matches!(came, Some(Parcel::Said { said: came, .. }) if came == said(1049)));
@@ -738,7 +739,7 @@ fn a_message_goes_to_its_own_side_and_is_whole() {
 fn any_frames() -> Vec<Frame> {
     let abort = Message::Abort { route: route(), reason: AbortReason::Expired };
     let read = PageRead { page: PageId(4), generation: Generation(7), label: label(2) };
-    let trace = PageTrace { pages: vec![read; 3] };
+    let trace = PageTrace { kept: 2, pages: vec![read; 3] };
     [
         Parcel::Message { from: Party::Prefill, to: Party::Decode, message: abort },
         Parcel::Prompt { route: route(), prompt: Box::new(a_prompt(vec![1, 2, 3], 2)) },

@@ -43,7 +43,7 @@ pub(super) enum Word {
     Page(#[n(0)] RouteWord, #[n(1)] PagePlace, #[n(2)] ByteVec),
     /// What was read for a prompt, and the microseconds that it took.
     #[n(6)]
-    Read(#[n(0)] RouteWord, #[n(1)] Vec<ReadWord>, #[n(2)] u64),
+    Read(#[n(0)] RouteWord, #[n(1)] TraceWord, #[n(2)] u64),
     /// A prompt cannot be computed.
     #[n(7)]
     Failed(#[n(0)] RouteWord, #[n(1)] FailureWord),
@@ -160,14 +160,43 @@ pub(super) struct PagePlace {
     pages: u32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub(super) struct ReadWord {
+/// As [`PageTrace`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub(super) struct TraceWord {
     #[n(0)]
-    pub(super) page: u32,
+    kept: u32,
     #[n(1)]
-    pub(super) generation: u32,
+    reads: Vec<ReadWord>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+struct ReadWord {
+    #[n(0)]
+    page: u32,
+    #[n(1)]
+    generation: u32,
     #[n(2)]
-    pub(super) label: u32,
+    label: u32,
+}
+
+impl TraceWord {
+    pub(super) fn of(trace: &PageTrace) -> Self {
+        let read =
+            |read: &PageRead| ReadWord { page: read.page.0, generation: read.generation.0, label: read.label.bits() };
+        // The gate refuses whatever is more than there was.
+        let kept = u32::try_from(trace.kept).unwrap_or(u32::MAX);
+        Self { kept, reads: trace.pages.iter().map(read).collect() }
+    }
+
+    /// What another process read, the first of whose pages has this number here.
+    pub(super) fn trace(self, first_page: u32, pages: u32) -> Result<PageTrace, WordError> {
+        let read = |read: ReadWord| {
+            let label = Label::from_bits(read.label).ok_or(WordError::Field("label"))?;
+            Ok(PageRead { page: told(read.page, first_page, pages)?, generation: Generation(read.generation), label })
+        };
+        let pages = self.reads.into_iter().map(read).collect::<Result<_, WordError>>()?;
+        Ok(PageTrace { kept: self.kept as usize, pages })
+    }
 }
 
 /// As [`Prompt`]; its `Debug` shows no token.
@@ -364,7 +393,7 @@ pub(super) fn frames(parcel: Parcel, key: &HandoffKey) -> Vec<Frame> {
             places.zip(bytes.chunks(page_bytes)).map(page).collect()
         }
         Parcel::Said { route, said: Said::Read { trace, prefill_us } } => {
-            vec![write(&Word::Read(route.into(), reads(&trace), prefill_us))]
+            vec![write(&Word::Read(route.into(), TraceWord::of(&trace), prefill_us))]
         }
         Parcel::Said { route, said: Said::Failed(error) } => vec![write(&Word::Failed(route.into(), error.into()))],
         Parcel::Table { .. } | Parcel::Returned { .. } | Parcel::Peer { .. } => Vec::new(),
@@ -442,8 +471,8 @@ impl Reader {
                 Parcel::Prompt { route: route.into(), prompt: Box::new(prompt.prompt(bounds)?) }
             }
             (Peer::Prefill { .. }, Word::Page(route, place, bytes)) => return self.gather(route.into(), place, &bytes),
-            (Peer::Prefill { first_page, pages }, Word::Read(route, reads, prefill_us)) => {
-                let trace = trace(reads, first_page, pages)?;
+            (Peer::Prefill { first_page, pages }, Word::Read(route, trace, prefill_us)) => {
+                let trace = trace.trace(first_page, pages)?;
                 Parcel::Said { route: route.into(), said: Said::Read { trace, prefill_us } }
             }
             (Peer::Prefill { first_page, pages }, Word::Failed(route, failure)) => {
@@ -475,21 +504,6 @@ impl Reader {
         }
         Ok(Some(Parcel::Bytes { route, pages, bytes: gathered.bytes }))
     }
-}
-
-pub(super) fn reads(trace: &PageTrace) -> Vec<ReadWord> {
-    let read =
-        |read: &PageRead| ReadWord { page: read.page.0, generation: read.generation.0, label: read.label.bits() };
-    trace.pages.iter().map(read).collect()
-}
-
-/// What another process read, the first of whose pages has this number here.
-pub(super) fn trace(reads: Vec<ReadWord>, first_page: u32, pages: u32) -> Result<PageTrace, WordError> {
-    let read = |read: ReadWord| {
-        let label = Label::from_bits(read.label).ok_or(WordError::Field("label"))?;
-        Ok(PageRead { page: told(read.page, first_page, pages)?, generation: Generation(read.generation), label })
-    };
-    Ok(PageTrace { pages: reads.into_iter().map(read).collect::<Result<_, WordError>>()? })
 }
 
 /// A page of the other process as everybody else is told it.

@@ -7,7 +7,7 @@ mod transfer;
 use super::{CREDIT, HEARTBEAT, LEASE, Parcel, Terms, life_of, measure, quarantine};
 use crate::compute::Compute;
 use crate::inbox::Queue;
-use crate::machine::Machine;
+use crate::machine::{Entries, Machine};
 use crate::running::{Next, Running};
 use crate::step::{Role, Stepper};
 use crate::steps::StepError;
@@ -17,7 +17,7 @@ use engine_handoff::{
     Route,
 };
 use engine_kv::{BlockTable, InboundTable, OutboundTable, PAGE_TOKENS, PageState, Ticket};
-use policies_domain::{Generation, Outcome, PageId, TransferId};
+use policies_domain::{Generation, Outcome, PageId, PageTrace, TransferId};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use std::collections::{BTreeMap, VecDeque};
@@ -292,14 +292,9 @@ impl DecodeGroup {
                 continue;
             }
             let Some(token) = request.first.take() else { continue };
-            let mut entries = Vec::new();
-            let trace = request.block_table.as_ref().and_then(|block_table| {
-                block_table.capabilities(request.computed, &mut entries);
-                machine.pool.trace(&entries, request.computed).ok()
-            });
-            let next = match trace {
-                Some(trace) => request.deliver_first(machine.told(trace), token, &machine.compute),
-                None => request.deliver_error(StepError::Internal),
+            let next = match first_trace(machine, request) {
+                Ok(trace) => request.deliver_first(trace, token, &machine.compute),
+                Err(error) => request.deliver_error(error),
             };
             if next == Next::Ended {
                 index -= 1;
@@ -488,5 +483,56 @@ impl DecodeGroup {
         let mut request = self.stepper.running.remove(index);
         request.begin_anew();
         self.stepper.preempted.push(request);
+    }
+}
+
+/// Everything that the pages of a prompt are. The request's first step compares them with the custody log.
+fn first_trace(machine: &mut Machine<impl Compute>, request: &mut Running) -> Result<PageTrace, StepError> {
+    let written = request.computed;
+    let (block_table, table) = request.table()?;
+    let Entries { capabilities, reads, .. } = machine.entries.emptied();
+    block_table.capabilities(0, written, capabilities);
+    machine.pool.trace(0, capabilities, written, reads).map_err(|_| StepError::Internal)?;
+    // INVARIANT: nothing is settled that was not compared with the log.
+    table.note(reads, 0);
+    Ok(machine.told(table.tell()))
+}
+
+#[cfg(all(test, feature = "fault-injection"))]
+mod tests {
+    use super::*;
+    use crate::compute::tracer::Tracer;
+    use crate::executor::tests::{label, prompt, sealer};
+    use crate::machine::Pages;
+    use crate::running::Outlet;
+    use crate::sampling::Sampling;
+    use crate::sequence::Sequence;
+    use engine_kv::PageFormat;
+    use policies_domain::RequestId;
+
+    #[test]
+    fn the_first_trace_names_every_page_and_leaves_the_comparison_to_the_first_step() {
+        let pages = Pages { count: 8, first: 100, boot_secret: [1; 32], format: PageFormat::F32, compat: 0 };
+        let mut machine = Machine::new(Tracer::new(8), pages);
+        let (request, label) = (RequestId::from_bytes([1; 16]), label(1));
+        let outlet = Outlet::new(tokio::sync::mpsc::channel(4).0, sealer(label, request));
+        let sequence = Sequence { tokens: prompt(1, 40), label, request };
+        let mut request = Running::new(sequence, Sampling::default(), 64, outlet);
+        assert_eq!(first_trace(&mut machine, &mut request), Err(StepError::Internal), "there is no table");
+        let mut block_table = BlockTable::new(&machine.pool, label);
+        machine.grow(&mut block_table, 40).unwrap();
+        block_table.advance(40).unwrap();
+        request.hold(block_table);
+        request.computed = 41;
+        let beyond = first_trace(&mut machine, &mut request);
+        assert_eq!(beyond, Err(StepError::Internal), "more than was written");
+        request.computed = 40;
+        let trace = first_trace(&mut machine, &mut request).unwrap();
+        let named: Vec<u32> = trace.pages.iter().map(|read| read.page.0).collect();
+        assert_eq!((trace.kept, named), (0, vec![100, 101, 102]));
+        assert_eq!(request.table().unwrap().1.settled(), 0);
+        // Of another sequence than the one that was handed over.
+        request.block_table = Some(BlockTable::new(&machine.pool, label));
+        assert_eq!(first_trace(&mut machine, &mut request), Err(StepError::RowBinding));
     }
 }

@@ -105,7 +105,7 @@ impl Side {
             Step {
                 request: self.permit.request(),
                 index: index as u32,
-                trace: PageTrace { pages: vec![page] },
+                trace: PageTrace { kept: 0, pages: vec![page] },
                 restarted: index > 0 && epochs[index - 1] != *epoch,
                 tokens: u32::from(index > 0),
                 seal: sealer.seal(Epoch(*epoch), index as u32, text.as_bytes(), finish),
