@@ -223,8 +223,9 @@ const MUTATIONS: &[Mutation] = &[
         file: "engine/runtime/src/step.rs",
         find: "(Ok(()), None) if machine.compute.read_set(span) != expected && self.checks() => {",
         replace: "(Ok(()), None) if machine.compute.read_set(span).is_none() && self.checks() => {",
-        packages: &["engine-runtime"],
-        tests: "test(ones_own_pages_in_the_wrong_order_are_caught_by_what_was_read)",
+        // Built with it, the package has the feature that plants faults.
+        packages: &["engine-runtime", "rig"],
+        tests: "test(ones_own_pages_in_the_wrong_order_are_caught_by_what_was_read) | test(what_the_kernels_get_is_wrong_at_a_place_that_is_not_looked_up_any_more)",
     },
     Mutation {
         name: "engine: a row writes into pages of its own label alone",

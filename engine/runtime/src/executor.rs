@@ -111,7 +111,7 @@ pub(crate) mod tests {
     use crate::compute::tracer::Tracer;
     use crate::config::Split;
     use crate::steps::StepError;
-    use engine_kernels::KvKind;
+    use engine_kernels::{KvKind, PageRef};
     use policies_domain::{Binding, ConnectionId, Layer, SealKey, TenantId};
 
     pub(crate) const CONFIG: EngineConfig = EngineConfig {
@@ -191,6 +191,80 @@ pub(crate) mod tests {
             let error = read(&mut steps, &mut text);
             assert_eq!(error.is_some(), caught, "{error:?}");
             assert_ne!(text, Tracer::answer(&prompt(1, 20), 8));
+        }
+    }
+
+    /// Two tenants decode; the first has more pages than are looked up in a step.
+    fn two_decode() -> (StepExecutor<Tracer>, Steps, Steps, String) {
+        let mut executor = executor();
+        let [mut reader, mut other] = [1, 2].map(|tenant| submit(&mut executor, tenant, 70, 60));
+        let (mut text, mut others) = (String::new(), String::new());
+        while text.len() < 8 || others.len() < 8 {
+            assert!(executor.step());
+            assert_eq!([read(&mut reader, &mut text), read(&mut other, &mut others)], [None; 2]);
+        }
+        (executor, reader, other, text)
+    }
+
+    #[test]
+    fn what_the_kernels_get_is_wrong_at_a_place_that_is_not_looked_up_any_more() {
+        type Change = fn(&mut [PageRef], &[PageRef]);
+        // Each page carries the tag that goes with it: no kernel can see it.
+        let changes: [(&str, Change); 4] = [
+            ("another tenant's page", |own, theirs| own[0] = theirs[0]),
+            ("another tenant's page in another place", |own, theirs| own[2] = theirs[1]),
+            ("a page doubled, and one missing", |own, _| own[1] = own[0]),
+            ("two pages in each other's place", |own, _| own.swap(1, 3)),
+        ];
+        for (what, change) in changes {
+            let (mut executor, mut reader, mut other, mut text) = two_decode();
+            let [own, theirs] = [1, 2].map(|tenant| {
+                executor.stepper.running.iter().position(|request| request.label == label(tenant)).unwrap()
+            });
+            let [own, theirs] = executor.stepper.running.get_disjoint_mut([own, theirs]).unwrap();
+            let table = own.table().unwrap().1;
+            assert!(table.settled() > 3, "the place is not looked up any more");
+            change(table.entries_mut(), theirs.entries());
+            let before = text.clone();
+            while executor.step() {
+                assert_eq!(read(&mut other, &mut String::new()), None, "{what}: nobody else is touched");
+                if let Some(error) = read(&mut reader, &mut text) {
+                    assert_eq!(error, StepError::ReadSet, "{what}");
+                    break;
+                }
+            }
+            assert_eq!(text, before, "{what}: something left");
+        }
+        // Twin: nothing is changed.
+        let (mut executor, mut reader, _other, mut text) = two_decode();
+        while executor.step() {
+            assert_eq!(read(&mut reader, &mut text), None);
+        }
+        assert_eq!(text, Tracer::answer(&prompt(1, 70), 60));
+    }
+
+    #[test]
+    fn a_fault_in_the_middle_of_an_answer_is_noticed_as_at_its_beginning() {
+        let reader = TenantId::new(1).unwrap();
+        for (fault, caught) in [
+            (Fault::SwappedPages { reader }, true),
+            (Fault::FalseTrace { reader }, true),
+            (Fault::ForeignEntry { reader }, true),
+            (Fault::ForeignPageIndex { reader }, true),
+            // For the gate.
+            (Fault::ForeignCapability { reader }, false),
+        ] {
+            let (mut executor, mut steps, _other, _) = two_decode();
+            executor.plant(vec![fault]);
+            assert!(executor.step());
+            match steps.try_next().unwrap() {
+                Err(StepError::ReadSet | StepError::PageFault { .. }) => assert!(caught, "{fault:?}"),
+                Err(error) => panic!("{fault:?}: {error:?}"),
+                Ok(step) => {
+                    assert!(!caught, "{fault:?}");
+                    assert_eq!((step.trace.kept, step.trace.pages[0].label), (0, label(2)), "{fault:?}");
+                }
+            }
         }
     }
 

@@ -315,7 +315,7 @@ pub(super) const CUSTODY: &[Mutation] = &[
         replace: "let mut sums = engine_kernels::ReadSums::default(); table.entries().iter().for_each(|entry| sums.push(*entry)); let sums = &sums;",
         // Built with it, the package has the feature that plants faults.
         packages: &["engine-runtime", "e2e"],
-        tests: "test(ones_own_pages_in_the_wrong_order_are_caught_by_what_was_read)",
+        tests: "test(ones_own_pages_in_the_wrong_order_are_caught_by_what_was_read) | test(what_the_kernels_get_is_wrong_at_a_place_that_is_not_looked_up_any_more)",
     },
     Mutation {
         name: "engine: the sums of a sequence end when it lets go of a page",
@@ -355,7 +355,7 @@ pub(super) const CUSTODY: &[Mutation] = &[
         find: "table.note(reads, 0);",
         replace: "table.note(reads, written);",
         // Built with it, the package has the feature that plants faults.
-        packages: &["engine-runtime", "e2e"],
+        packages: &["engine-runtime", "rig"],
         tests: "test(the_first_trace_names_every_page_and_leaves_the_comparison_to_the_first_step)",
     },
     Mutation {
