@@ -504,7 +504,7 @@ mod tests {
     use crate::compute::tracer::Tracer;
     use crate::executor::tests::{label, prompt, sealer};
     use crate::machine::Pages;
-    use crate::running::Outlet;
+    use crate::outlet::Reader;
     use crate::sampling::Sampling;
     use crate::sequence::Sequence;
     use engine_kv::PageFormat;
@@ -515,9 +515,9 @@ mod tests {
         let pages = Pages { count: 8, first: 100, boot_secret: [1; 32], format: PageFormat::F32, compat: 0 };
         let mut machine = Machine::new(Tracer::new(8), pages);
         let (request, label) = (RequestId::from_bytes([1; 16]), label(1));
-        let outlet = Outlet::new(tokio::sync::mpsc::channel(4).0, sealer(label, request));
+        let reader = Reader::new(tokio::sync::mpsc::channel(4).0, sealer(label, request));
         let sequence = Sequence { tokens: prompt(1, 40), label, request };
-        let mut request = Running::new(sequence, Sampling::default(), 64, outlet);
+        let mut request = Running::new(sequence, Sampling::default(), 64, reader);
         assert_eq!(first_trace(&mut machine, &mut request), Err(StepError::Internal), "there is no table");
         let mut block_table = BlockTable::new(&machine.pool, label);
         machine.grow(&mut block_table, 40).unwrap();
