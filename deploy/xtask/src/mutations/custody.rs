@@ -239,7 +239,7 @@ pub(super) const CUSTODY: &[Mutation] = &[
         name: "ledger: pages that the store did not relabel have no next owner",
         file: "engine/kv/src/transfer_table.rs",
         find: "if relabel(before, owned.capability()) { Ok(owned) }",
-        replace: "if relabel(before, owned.capability()) || owned.filled() > 0 { Ok(owned) }",
+        replace: "if relabel(before, owned.capability()) || before.tag() > 0 { Ok(owned) }",
         packages: &["engine-kv"],
         tests: "test(a_store_that_cannot_relabel_gets_no_reader)",
     },
@@ -305,7 +305,7 @@ pub(super) const CUSTODY: &[Mutation] = &[
         find: "if let Some(difference) = machine.trace(table, part.first)?.filter(|_| checks) {",
         replace: "if let Some(difference) = machine.trace(table, part.first)?.filter(|_| !checks) {",
         // Built with it, the package has the feature that plants faults.
-        packages: &["engine-runtime", "e2e"],
+        packages: &["engine-runtime", "rig"],
         tests: "test(a_trace_that_does_not_say_what_the_kernels_get_is_no_trace)",
     },
     Mutation {
@@ -314,7 +314,7 @@ pub(super) const CUSTODY: &[Mutation] = &[
         find: "let sums = machine.custody.sums(table.sequence()).map_err(|_| StepError::Internal)?;",
         replace: "let mut sums = engine_kernels::ReadSums::default(); table.entries().iter().for_each(|entry| sums.push(*entry)); let sums = &sums;",
         // Built with it, the package has the feature that plants faults.
-        packages: &["engine-runtime", "e2e"],
+        packages: &["engine-runtime", "rig"],
         tests: "test(ones_own_pages_in_the_wrong_order_are_caught_by_what_was_read) | test(what_the_kernels_get_is_wrong_at_a_place_that_is_not_looked_up_any_more)",
     },
     Mutation {

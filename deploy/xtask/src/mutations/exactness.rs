@@ -17,7 +17,7 @@ pub(super) const EXACTNESS: &[Mutation] = &[
         find: "(is_finite && all.is_finite()).then_some(all)",
         replace: "(is_finite || !all.is_infinite()).then_some(all)",
         // Built with it, the package has the feature that plants faults.
-        packages: &["engine-runtime", "e2e"],
+        packages: &["engine-runtime", "rig"],
         tests: "test(output_that_is_no_number_ends_its_request_and_no_other)",
     },
     Mutation {

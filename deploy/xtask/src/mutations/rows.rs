@@ -2,13 +2,16 @@
 
 use super::Mutation;
 
+/// Built with the second one, the first has the feature that plants faults.
+const PACKAGES: &[&str] = &["engine-runtime", "rig"];
+
 pub(super) const ROWS: &[Mutation] = &[
     Mutation {
         name: "row: a record opens to its own ticket",
         file: "engine/runtime/src/ticket.rs",
         find: "if self.ticket == ticket { Ok(&mut self.record)",
         replace: "if self.ticket.epoch.0 > 0 || ticket.epoch.0 > 0 { Ok(&mut self.record)",
-        packages: &["engine-runtime"],
+        packages: PACKAGES,
         tests: "test(recycled_row_keeps_mask) | test(mask_rows_misaligned)",
     },
     Mutation {
@@ -16,7 +19,7 @@ pub(super) const ROWS: &[Mutation] = &[
         file: "engine/runtime/src/ticket.rs",
         find: "        self.of(from)?;\n",
         replace: "        let _any = from;\n",
-        packages: &["engine-runtime"],
+        packages: PACKAGES,
         tests: "test(a_record_that_is_not_its_own_is_not_admitted_again)",
     },
     Mutation {
@@ -32,7 +35,7 @@ pub(super) const ROWS: &[Mutation] = &[
         file: "engine/runtime/src/running.rs",
         find: "if block_table.sequence() == table.sequence() {",
         replace: "if block_table.sequence() == table.sequence() || self.computed < usize::MAX {",
-        packages: &["engine-runtime"],
+        packages: PACKAGES,
         tests: "test(pages_of_the_same_tenant_s_other_request_are_not_read)",
     },
     Mutation {
@@ -40,7 +43,7 @@ pub(super) const ROWS: &[Mutation] = &[
         file: "engine/runtime/src/outlet.rs",
         find: "reader.sealer.binding().request == request,",
         replace: "reader.sealer.binding().request.bytes().len() == request.bytes().len(),",
-        packages: &["engine-runtime"],
+        packages: PACKAGES,
         tests: "test(text_does_not_go_out_another_s_way)",
     },
 ];

@@ -3,7 +3,7 @@
 use super::Mutation;
 
 /// Built with the second one, the first has the feature that plants faults.
-const PACKAGES: &[&str] = &["engine-runtime", "e2e"];
+const PACKAGES: &[&str] = &["engine-runtime", "rig"];
 
 pub(super) const SPLIT: &[Mutation] = &[
     Mutation {
@@ -55,12 +55,20 @@ pub(super) const SPLIT: &[Mutation] = &[
         tests: "test(a_late_writer_into_a_page_that_landed_is_noticed_by_its_tag)",
     },
     Mutation {
-        name: "split: an earlier try of a request says nothing any more",
+        name: "split: what is said of an earlier try of a request is heard by nobody",
+        file: "engine/runtime/src/split/decode_group.rs",
+        find: "if let Some(request) = self.stepper.running.iter_mut().find(|request| request.route == Some(route)) {",
+        replace: "if let Some(request) = self.stepper.running.iter_mut().find(|request| request.route != Some(route)) {",
+        packages: PACKAGES,
+        tests: "test(no_order_of_events_gives_a_wrong_answer_or_loses_a_page)",
+    },
+    Mutation {
+        name: "split: an earlier try of a request is computed no further",
         file: "engine/runtime/src/outlet.rs",
         find: "latest.load(Ordering::SeqCst) != restarts ||",
         replace: "latest.load(Ordering::SeqCst) < restarts ||",
         packages: PACKAGES,
-        tests: "test(no_order_of_events_gives_a_wrong_answer_or_loses_a_page)",
+        tests: "test(a_prompt_whose_request_gave_way_is_computed_no_further)",
     },
     Mutation {
         name: "split: what was begun with a group ends with its life",

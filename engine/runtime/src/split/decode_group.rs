@@ -154,6 +154,19 @@ impl DecodeGroup {
         self.settle(machine, now);
     }
 
+    /// Somebody gives way, as when others need what it has: see [`Stepper::make_give_way`].
+    #[cfg(feature = "fault-injection")]
+    pub(crate) fn make_give_way(
+        &mut self,
+        machine: &mut Machine<impl Compute>,
+        now: Duration,
+        place: Option<usize>,
+    ) -> bool {
+        let gave_way = self.stepper.make_give_way(machine, place);
+        self.settle(machine, now);
+        gave_way
+    }
+
     /// Takes in what the prefill group sent.
     pub(crate) fn receive(&mut self, machine: &mut Machine<impl Compute>, now: Duration, parcel: Parcel) {
         match parcel {

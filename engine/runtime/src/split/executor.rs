@@ -155,13 +155,13 @@ impl<C: Compute> SplitExecutor<C> {
     /// A request that has a slot loses it, and its pages or its handoff: the one in this place, modulo their number. `false`:
     /// there is none.
     pub fn preempt(&mut self, place: usize) -> bool {
-        self.pair.decode.stepper.make_give_way(&mut self.pair.machine, Some(place))
+        self.pair.decode.make_give_way(&mut self.pair.machine, self.now, Some(place))
     }
 
     /// As when the decode group needs a page and none is free: whoever gives way first loses slot, pages or handoff.
     /// `false`: nobody has any.
     pub fn evict(&mut self) -> bool {
-        self.pair.decode.stepper.make_give_way(&mut self.pair.machine, None)
+        self.pair.decode.make_give_way(&mut self.pair.machine, self.now, None)
     }
 
     /// The prefill group's life ends, and another one begins on `compute`, whose pages are all free. Of what the old one has

@@ -289,16 +289,37 @@ fn a_lease_that_ends_sets_pages_aside_and_the_request_is_computed_anew() {
     }
 }
 
+#[test]
+fn a_prompt_whose_request_gave_way_is_computed_no_further() {
+    let mut world = World::new(true, CONFIG);
+    world.submit(1, 200, 4);
+    for turn in 0..8 {
+        one_thing(&mut world.engine, turn);
+    }
+    let held = |world: &World| {
+        let counts = world.engine.pools().1.unwrap().counts();
+        counts.total - counts.free
+    };
+    assert!(held(&world) > 0, "it is being computed");
+    assert!(world.engine.preempt(0));
+    // No word has come: the abort that says so may be late, or lost.
+    world.engine.prefill();
+    assert_eq!(held(&world), 0);
+    world.run();
+    world.all_are_right();
+    world.is_clean();
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Time passes, everybody takes turns in any order, clients leave and stop reading. Words are not lost: no link between
+    /// Time passes, everybody takes turns in any order, requests give way, clients leave and stop reading. Words are not lost: no link between
     /// groups loses one and goes on. What the protocol does about it is checked where the protocol is.
     #[test]
     fn no_order_of_events_gives_a_wrong_answer_or_loses_a_page(
         copies: bool,
         requests in prop::collection::vec((1u32..4, 1u32..120, 1usize..40), 1..8),
-        events in prop::collection::vec((0u8..9, any::<prop::sample::Index>()), 0..400),
+        events in prop::collection::vec((0u8..10, any::<prop::sample::Index>()), 0..400),
     ) {
         let mut world = World::new(copies, CONFIG);
         for (tenant, tokens, wanted) in requests {
@@ -313,6 +334,7 @@ proptest! {
                 6 => _ = world.engine.bring_to_decode(),
                 // All of them together are less than a lease.
                 7 => world.engine.pass(Duration::from_millis(which.index(20) as u64)),
+                8 => _ = world.engine.preempt(which.index(4)),
                 _ => {
                     let client = which.index(world.clients.len());
                     if which.index(7) == 0 {
