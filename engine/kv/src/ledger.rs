@@ -419,6 +419,18 @@ impl Ledger {
         assert!(self.counts.conserved(), "pages were lost or doubled: {:?}", self.counts);
     }
 
+    /// Asked when a step is issued, when the lists are as the counts have them: a page that is in no list, or in one too
+    /// many, is nobody's.
+    fn assert_lists(&self) {
+        let (free, draining) = (self.free.len(), self.draining.len());
+        let listed = free == self.counts.free && draining == self.counts.draining;
+        assert!(
+            listed,
+            "pages were lost or doubled: {free} free and {draining} draining are listed, {:?}",
+            self.counts
+        );
+    }
+
     fn note(&mut self, page: PageId, act: CustodyAct) {
         let owner = self.records[page.0 as usize].label.owner;
         self.note_by(page, owner, act);

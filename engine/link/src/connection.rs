@@ -8,7 +8,7 @@ use crate::role::Role;
 use rustls::CommonState;
 use std::fs::{self, Permissions};
 use std::io;
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -53,6 +53,9 @@ pub enum ConnectError {
     /// The handshake failed, on either side: no certificate, one of another authority, no TLS at all.
     #[error("the handshake failed: {0}")]
     Handshake(io::Error),
+    /// Somebody's certificate is not one of the other's authority.
+    #[error("the certificates are not of one authority: both processes need a set that was made together")]
+    OtherAuthority,
     /// The handshake took too long.
     #[error("the handshake took more than {} s", HANDSHAKE_LIMIT.as_secs())]
     Slow,
@@ -156,7 +159,33 @@ pub struct Incoming {
     terms: LinkTerms,
 }
 
+/// Ends a connection from another thread.
+#[derive(Debug)]
+pub struct Closer(Connected);
+
+impl Closer {
+    /// Whatever is going on on it fails.
+    pub fn close(&self) {
+        // It may have ended already.
+        let _closed = match &self.0 {
+            Connected::Unix(stream) => stream.shutdown(Shutdown::Both),
+            Connected::Tcp(stream) => stream.shutdown(Shutdown::Both),
+        };
+    }
+}
+
 impl Incoming {
+    /// For whoever does not want to wait for its handshake to end.
+    ///
+    /// # Errors
+    /// When the system has no descriptor for it.
+    pub fn closer(&self) -> io::Result<Closer> {
+        Ok(Closer(match &self.connected {
+            Connected::Unix(stream) => Connected::Unix(stream.try_clone()?),
+            Connected::Tcp(stream) => Connected::Tcp(stream.try_clone()?),
+        }))
+    }
+
     /// Lets it show its certificate. Takes as long as the peer likes, up to a limit: for a thread that may wait.
     ///
     /// # Errors
@@ -167,7 +196,7 @@ impl Incoming {
         let opened = runtime.block_on(within_limit(async {
             let socket = connected.into_socket().map_err(ConnectError::Runtime)?;
             let acceptor = TlsAcceptor::from(identity.server);
-            let mut stream = acceptor.accept(socket).await.map_err(ConnectError::Handshake)?;
+            let mut stream = acceptor.accept(socket).await.map_err(|source| refused(source, wanted))?;
             let session = stream.get_ref().1;
             let checked = check(session, wanted);
             let secret = exported(|output| session.export_keying_material(output, SECRET_LABEL, None))?;
@@ -190,12 +219,17 @@ pub fn connect(address: &Address, identity: &Identity, terms: LinkTerms) -> Resu
     let error = |source| ConnectError::Socket { address: address.clone(), source };
     let wanted = identity.role().peer();
     let connected = match address {
-        Address::Unix(path) => Connected::Unix(UnixStream::connect(path).map_err(error)?),
-        Address::Tcp { host, port } => Connected::Tcp(connect_tcp(host, *port).map_err(error)?),
+        Address::Unix(_) => None,
+        Address::Tcp { host, port } => Some(Connected::Tcp(connect_tcp(host, *port).map_err(error)?)),
     };
     let runtime = runtime()?;
     let opened = runtime.block_on(within_limit(async {
-        let socket = connected.into_socket().map_err(ConnectError::Runtime)?;
+        let socket: Box<dyn Socket> = match (connected, address) {
+            (Some(connected), _) => connected.into_socket().map_err(ConnectError::Runtime)?,
+            // Not the standard library's, which waits for ever when nobody accepts.
+            (None, Address::Unix(path)) => Box::new(tokio::net::UnixStream::connect(path).await.map_err(error)?),
+            (None, Address::Tcp { .. }) => return Err(error(io::ErrorKind::NotFound.into())),
+        };
         let name = wanted.server_name().ok_or(ConnectError::OtherRole { wanted })?;
         let connector = TlsConnector::from(identity.client.clone());
         let mut stream = connector.connect(name, socket).await.map_err(|source| refused(source, wanted))?;
@@ -206,7 +240,7 @@ pub fn connect(address: &Address, identity: &Identity, terms: LinkTerms) -> Resu
             Ok(Frame { kind: PING, .. }) => Ok(Opened { stream: TlsStream::Client(stream), peer: wanted, secret }),
             Ok(_) | Err(NoFrame::TooLong { .. }) => Err(ConnectError::OtherProtocol),
             Err(NoFrame::End) => Err(ConnectError::Handshake(io::ErrorKind::UnexpectedEof.into())),
-            Err(NoFrame::Io(source)) => Err(ConnectError::Handshake(source)),
+            Err(NoFrame::Io(source)) => Err(refused(source, wanted)),
         }
     }))?;
     Link::start(runtime, opened, terms)
@@ -255,12 +289,16 @@ fn check(session: &CommonState, wanted: Role) -> Result<(), ConnectError> {
 
 /// A certificate of the right authority with another name is told apart from all else.
 fn refused(error: io::Error, wanted: Role) -> ConnectError {
-    use rustls::{CertificateError, Error};
+    use rustls::{AlertDescription, CertificateError, Error};
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
     match tls {
         Some(Error::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
         )) => ConnectError::OtherRole { wanted },
+        Some(Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature))
+        | Some(Error::AlertReceived(
+            AlertDescription::UnknownCA | AlertDescription::DecryptError | AlertDescription::BadCertificate,
+        )) => ConnectError::OtherAuthority,
         _ => ConnectError::Handshake(error),
     }
 }
@@ -284,7 +322,9 @@ fn remove_abandoned(path: &Path) -> Result<(), ConnectError> {
     if !found.file_type().is_socket() {
         return Err(taken("there is something that is not a socket"));
     }
-    if UnixStream::connect(path).is_ok() {
+    // It answers, or has more to do than it can.
+    let answer = runtime()?.block_on(tokio::net::UnixStream::connect(path));
+    if !matches!(answer, Err(error) if error.kind() == io::ErrorKind::ConnectionRefused) {
         return Err(taken("another process listens there"));
     }
     fs::remove_file(path).map_err(|_| taken("an abandoned socket that cannot be removed"))

@@ -18,7 +18,7 @@ mod role;
 
 pub use address::{Address, AddressError};
 pub use authority::{Authority, AuthorityError};
-pub use connection::{ConnectError, Incoming, Listener, connect};
+pub use connection::{Closer, ConnectError, Incoming, Listener, connect};
 pub use frame::Frame;
 pub use identity::{Identity, IdentityError, IdentityFiles};
 pub use link::{Link, LinkEnd, LinkError, LinkReceiver, LinkSender, LinkTerms};

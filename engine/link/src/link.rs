@@ -5,7 +5,7 @@ use crate::frame::{self, Frame, NoFrame, PING};
 use crate::role::Role;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -17,6 +17,9 @@ const PING_EVERY: Duration = Duration::from_secs(2);
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// How long the last frames and the farewell may take when the sender is dropped.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
+/// How often it is looked for a frame that is due at once.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// What both ends allow. They bound the memory of a link: `frames_max` frames of `frame_bytes_max` in each direction,
 /// and one more being read.
@@ -50,7 +53,7 @@ pub enum LinkError {
         bytes_max: usize,
     },
     /// Nothing was heard of the peer.
-    #[error("nothing was heard of the peer for {} s", SILENCE_LIMIT.as_secs())]
+    #[error("nothing was heard of the peer in time")]
     Silent,
 }
 
@@ -147,6 +150,22 @@ impl LinkSender {
 }
 
 impl LinkReceiver {
+    /// As [`LinkReceiver::receive`], for at most so long; pings do not count. For what is due at once: it looks often.
+    ///
+    /// # Errors
+    /// [`LinkEnd`], and [`LinkError::Silent`] when nothing came.
+    pub fn receive_within(&mut self, limit: Duration) -> Result<Frame, LinkEnd> {
+        let until = Instant::now() + limit;
+        loop {
+            match self.frames.try_recv() {
+                Ok(frame) => return Ok(frame),
+                Err(mpsc::error::TryRecvError::Disconnected) => return self.receive(),
+                Err(mpsc::error::TryRecvError::Empty) if Instant::now() < until => std::thread::sleep(LOOK),
+                Err(mpsc::error::TryRecvError::Empty) => return Err(LinkEnd::Failed(LinkError::Silent)),
+            }
+        }
+    }
+
     /// Waits for the next frame. Not for asynchronous tasks.
     ///
     /// # Errors
@@ -209,12 +228,20 @@ impl Carrier {
                 Ok(Err(NoFrame::TooLong { bytes })) => {
                     break LinkError::TooLong { bytes, bytes_max: self.frame_bytes_max };
                 }
-                Ok(Err(NoFrame::Io(error))) => break LinkError::Broken(error.to_string()),
+                Ok(Err(NoFrame::Io(error))) => break LinkError::Broken(reason(&error)),
                 Err(_) => break LinkError::Silent,
             }
         };
         self.ended(LinkEnd::Failed(failure));
         false
+    }
+}
+
+/// For an operator; a peer that was killed says no farewell, which libraries explain at length.
+fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "the peer's process ended, or the connection was cut".to_owned(),
+        _ => error.to_string(),
     }
 }
 
@@ -242,7 +269,7 @@ mod tests {
     use super::*;
     use tokio::io::DuplexStream;
     use tokio::task::JoinHandle;
-    use tokio::time::Instant;
+    use tokio::time::Instant as Clock;
 
     struct Near {
         /// Until it is dropped.
@@ -251,7 +278,7 @@ mod tests {
         end: Arc<Mutex<Option<LinkEnd>>>,
         carrying: JoinHandle<()>,
         far: DuplexStream,
-        began: Instant,
+        began: Clock,
     }
 
     /// One end of a link, and what its peer holds.
@@ -262,7 +289,7 @@ mod tests {
         let end = Arc::new(Mutex::new(None));
         let carrying =
             tokio::spawn(Carrier { frame_bytes_max: 100, end: end.clone() }.carry(stream, to_send, incoming));
-        Near { sender: Some(sender), frames, end, carrying, far, began: Instant::now() }
+        Near { sender: Some(sender), frames, end, carrying, far, began: Clock::now() }
     }
 
     impl Near {

@@ -74,6 +74,11 @@ impl Counters {
         Epoch(self.admissions.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
+    /// No admission from here on has a number that another process gave before.
+    pub(crate) fn go_on_from(&self, epoch: Epoch) {
+        self.admissions.fetch_max(epoch.0, Ordering::Relaxed);
+    }
+
     pub(crate) fn computed(&self, prefill: bool, tokens: usize) {
         let counter = if prefill { &self.prefilled } else { &self.decoded };
         counter.fetch_add(tokens as u64, Ordering::Relaxed);
@@ -227,7 +232,7 @@ impl Engine {
                     let context_length = model.config().context_length;
                     let bounds = PromptBounds { vocabulary: of_decode.compute.vocabulary(), context_length };
                     let requests = Requests::Here { context_max: context_max as u64 };
-                    let mut serving = Serving::new(of_decode, config, fingerprint, bounds, requests)?;
+                    let mut serving = Serving::new(of_decode, config, fingerprint, bounds, requests, counters.clone())?;
                     counters.worker_away.store(true, Ordering::SeqCst);
                     let streams = Arc::new(Streams::new(inbox.clone(), counters.clone()));
                     let of_streams = streams.clone();
@@ -427,6 +432,18 @@ pub(crate) fn enqueue(
     sampling: Sampling,
     sealer: Sealer,
 ) -> Result<Steps, SubmitError> {
+    enqueue_after(inbox, context_max, sequence, sampling, sealer, 0)
+}
+
+/// The same for a request of which so many steps were said elsewhere, none of them with a token.
+pub(crate) fn enqueue_after(
+    inbox: &Arc<Inbox>,
+    context_max: usize,
+    sequence: Sequence,
+    sampling: Sampling,
+    sealer: Sealer,
+    steps: u32,
+) -> Result<Steps, SubmitError> {
     let prompt_tokens = sequence.tokens.len();
     let tokens_max = match sampling.max_tokens {
         None => context_max,
@@ -436,7 +453,10 @@ pub(crate) fn enqueue(
         return Err(SubmitError::TooLong { tokens: tokens_max, tokens_max: context_max });
     }
     let (sender, receiver) = mpsc::channel(STEPS_AHEAD + 1);
-    let request = Running::new(sequence, sampling, tokens_max, Reader::new(sender, sealer));
+    let mut reader = Reader::new(sender, sealer);
+    reader.go_on_from(steps);
+    let mut request = Running::new(sequence, sampling, tokens_max, reader);
+    request.restarted = steps > 0;
     let steps = Steps::new(request.request, receiver, inbox.clone(), prompt_tokens);
     match inbox.push(request) {
         Ok(()) => Ok(steps),

@@ -37,13 +37,18 @@ pub(crate) enum Refused {
     Stopped,
 }
 
+/// Of so many places, how many one tenant may have.
+pub(crate) fn places_of_one(places: usize) -> usize {
+    (places - places / 4).max(1)
+}
+
 impl Inbox {
     /// `places`: how many requests may run and wait in all.
     pub(crate) fn new(places: usize) -> Self {
         Self {
             queue: Mutex::new(Queue::default()),
             places,
-            places_of_one: (places - places / 4).max(1),
+            places_of_one: places_of_one(places),
             woken: Condvar::new(),
             asleep: AtomicBool::new(false),
             stopped: AtomicBool::new(false),

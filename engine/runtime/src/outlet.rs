@@ -70,6 +70,11 @@ impl Reader {
         Self { presence, sealer, next_step: 0, epoch: Epoch::default() }
     }
 
+    /// So many steps were said before, by somebody else.
+    pub(crate) fn go_on_from(&mut self, steps: u32) {
+        self.next_step = steps;
+    }
+
     /// Steps from here on belong to this admission.
     pub(crate) fn note_admission(&mut self, epoch: Epoch) {
         self.epoch = epoch;

@@ -88,8 +88,8 @@ pub(super) const REMOTE: &[Mutation] = &[
     Mutation {
         name: "remote: what was begun with a worker that is gone ends",
         file: "engine/runtime/src/remote/streams.rs",
-        find: "let begun = open.submitted && open.came > 0;",
-        replace: "let begun = open.submitted && open.came > u32::MAX - 1;",
+        find: "let begun = open.submitted && open.has_begun();",
+        replace: "let begun = open.submitted && open.has_begun() && open.came > u32::MAX - 1;",
         packages: PACKAGES,
         tests: "test(a_link_to_who_decodes_that_is_cut_ends_what_was_begun_and_nothing_else)",
     },

@@ -7,6 +7,7 @@ use policies_domain::{CustodyAct, Generation, Label, Owner, PageId, QuarantineRe
 impl Ledger {
     /// A step begins, or is sent to a device: its kernels may touch every page that is owned now. Returns its number.
     pub fn issue_step(&mut self) -> u64 {
+        self.assert_lists();
         self.step_issued += 1;
         self.step_issued
     }

@@ -315,6 +315,22 @@ fn a_state_that_does_not_follow_stops_the_worker() {
 }
 
 #[test]
+#[should_panic(expected = "pages were lost or doubled: 1 free")]
+fn a_page_that_is_in_no_list_stops_the_worker() {
+    let mut ledger = ledger(2);
+    ledger.free.pop();
+    ledger.issue_step();
+}
+
+#[test]
+#[should_panic(expected = "pages were lost or doubled: 2 free and 1 draining")]
+fn a_page_that_is_in_two_lists_stops_the_worker() {
+    let mut ledger = ledger(2);
+    ledger.draining.push(PageId(0));
+    ledger.issue_step();
+}
+
+#[test]
 #[should_panic(expected = "pages were lost or doubled")]
 fn a_page_that_is_lost_stops_the_worker() {
     let mut ledger = ledger(2);

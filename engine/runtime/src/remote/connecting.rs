@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// Between two tries to reach a worker: the first one, and as long as it grows.
-const PAUSES: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(8)];
+/// Between two tries to reach a worker: the first one, and as long as it grows. Requests wait for several of them.
+const PAUSES: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(2)];
 
 /// A part of the engine that is a process of its own.
 #[derive(Clone, Debug)]

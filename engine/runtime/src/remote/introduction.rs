@@ -5,6 +5,10 @@ use crate::config::EngineConfig;
 use crate::split::Terms;
 use engine_kv::PAGE_TOKENS;
 use engine_link::{ConnectError, LinkEnd, LinkReceiver, LinkSender};
+use std::time::Duration;
+
+/// How long the other end has for its first word: it has nothing to compute for that.
+const LIMIT: Duration = Duration::from_secs(5);
 
 /// Why two groups do not work together.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +38,7 @@ impl From<LinkEnd> for MeetError {
 /// The decode group's part.
 pub(super) fn introduce(hello: Hello, sender: &LinkSender, receiver: &mut LinkReceiver) -> Result<Welcome, MeetError> {
     say(sender, &Word::Hello(hello))?;
-    match wire::read(&receiver.receive()?)? {
+    match wire::read(&receiver.receive_within(LIMIT)?)? {
         Word::Welcome(welcome) => Ok(welcome),
         Word::Refused(refused) => Err(MeetError::Refused(refused)),
         _ => Err(WordError::NotHere.into()),
@@ -67,11 +71,15 @@ pub(super) struct Agreed {
     pub(super) slots: usize,
     pub(super) boot: u64,
     pub(super) pages: u32,
+    /// Requests that may run and wait there.
+    pub(super) places: usize,
 }
 
 /// The prefill group's part.
 pub(super) fn answer(offer: Offer, sender: &LinkSender, receiver: &mut LinkReceiver) -> Result<Agreed, MeetError> {
-    let Word::Hello(hello) = wire::read(&receiver.receive()?)? else { return Err(WordError::NotHere.into()) };
+    let Word::Hello(hello) = wire::read(&receiver.receive_within(LIMIT)?)? else {
+        return Err(WordError::NotHere.into());
+    };
     match judge(&hello, offer) {
         Ok(agreed) => {
             say(sender, &Word::Welcome(offer.welcome))?;
@@ -104,7 +112,8 @@ fn judge(hello: &Hello, offer: Offer) -> Result<Agreed, Refused> {
     }
     let slots = (hello.slots as usize).clamp(1, EngineConfig::LARGEST.sequences_max);
     let terms = Terms::new(*hello.secret, offer.content_bytes, offer.fingerprint, false, slots);
-    Ok(Agreed { terms: terms.ok_or(Refused::System)?, slots, boot: hello.boot, pages: hello.pages })
+    let (terms, places) = (terms.ok_or(Refused::System)?, hello.places as usize);
+    Ok(Agreed { terms, slots, boot: hello.boot, pages: hello.pages, places })
 }
 
 pub(super) fn say(sender: &LinkSender, word: &Word) -> Result<(), MeetError> {

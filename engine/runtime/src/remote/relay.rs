@@ -2,18 +2,23 @@
 
 use super::stream_words::{StepWord, StreamWord, Submitted};
 use super::wire::{self, PromptBounds, Word, WordError};
-use crate::engine::{SubmitError, enqueue};
+use crate::engine::{Counters, SubmitError, enqueue_after};
 use crate::inbox::Inbox;
 use crate::sequence::Sequence;
 use crate::steps::{STEPS_AHEAD, StepError, Steps, Timings, Usage};
 use engine_link::LinkSender;
+use policies_domain::{Epoch, Layer};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
 /// Words of the gateway that wait to be taken in.
 const WORDS_MAX: usize = 256;
+
+/// Between two looks for a place.
+const PLACE_PAUSE: Duration = Duration::from_millis(20);
 
 /// Takes words about streams in, from the thread that receives them.
 pub(super) struct Relay(mpsc::Sender<(u64, Order)>);
@@ -28,6 +33,7 @@ enum Order {
 pub(super) struct Relaying {
     orders: mpsc::Receiver<(u64, Order)>,
     inbox: Arc<Inbox>,
+    counters: Arc<Counters>,
     context_max: usize,
     sender: LinkSender,
 }
@@ -38,9 +44,14 @@ struct Stream {
 }
 
 impl Relay {
-    pub(super) fn new(inbox: Arc<Inbox>, context_max: usize, sender: LinkSender) -> (Self, Relaying) {
+    pub(super) fn new(
+        inbox: Arc<Inbox>,
+        counters: Arc<Counters>,
+        context_max: usize,
+        sender: LinkSender,
+    ) -> (Self, Relaying) {
         let (words, orders) = mpsc::channel(WORDS_MAX);
-        (Self(words), Relaying { orders, inbox, context_max, sender })
+        (Self(words), Relaying { orders, inbox, counters, context_max, sender })
     }
 
     pub(super) fn take(&self, stream: u64, word: StreamWord, bounds: PromptBounds) -> Result<(), WordError> {
@@ -65,9 +76,11 @@ impl Relaying {
                 order = self.orders.recv() => match order {
                     None => return,
                     Some((stream, Order::Submit(submitted))) => {
-                        let room = Arc::new(Semaphore::new(STEPS_AHEAD));
+                        let unread = submitted.after.unread as usize;
+                        let room = Arc::new(Semaphore::new(STEPS_AHEAD.saturating_sub(unread)));
                         let told = Told { stream, room: room.clone(), sender: self.sender.clone() };
-                        let task = tasks.spawn(told.tell(self.submit(submitted)));
+                        let steps = self.submit(submitted);
+                        let task = tasks.spawn(async { told.tell(steps.await).await });
                         streams.insert(stream, Stream { task, room });
                     }
                     Some((stream, Order::Cancel)) => {
@@ -91,14 +104,25 @@ impl Relaying {
         }
     }
 
-    fn submit(&self, submitted: Submitted) -> Result<Steps, StepError> {
-        let Submitted { label, request, tokens, sampling, sealer } = submitted;
-        let sequence = Sequence { tokens, label, request };
-        enqueue(&self.inbox, self.context_max, sequence, sampling, sealer).map_err(|error| match error {
-            SubmitError::Full { .. } => StepError::PoolExhausted,
-            SubmitError::Stopped => StepError::Stopped,
-            SubmitError::TooLong { .. } | SubmitError::PermitMismatch => StepError::Internal,
-        })
+    /// As soon as there is a place. The gateway counts them, too, so that this is only for those who are about to leave.
+    fn submit(&self, submitted: Submitted) -> impl Future<Output = Result<Steps, StepError>> + use<> {
+        let Submitted { label, request, tokens, sampling, sealer, after } = submitted;
+        let (inbox, context_max) = (self.inbox.clone(), self.context_max);
+        self.counters.go_on_from(Epoch(after.epoch));
+        let binding = *sealer.binding();
+        let key = sealer.key().clone();
+        async move {
+            loop {
+                let sequence = Sequence { tokens: tokens.clone(), label, request };
+                let sealer = key.sealer(Layer::Text, binding);
+                match enqueue_after(&inbox, context_max, sequence, sampling.clone(), sealer, after.steps) {
+                    Ok(steps) => return Ok(steps),
+                    Err(SubmitError::Full { .. }) => tokio::time::sleep(PLACE_PAUSE).await,
+                    Err(SubmitError::Stopped) => return Err(StepError::Stopped),
+                    Err(SubmitError::TooLong { .. } | SubmitError::PermitMismatch) => return Err(StepError::Internal),
+                }
+            }
+        }
     }
 }
 

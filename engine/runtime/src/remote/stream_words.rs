@@ -58,6 +58,22 @@ pub(super) struct SubmitWord {
     /// With which the steps are sealed where they are made.
     #[n(5)]
     key: ByteArray<32>,
+    #[n(6)]
+    after: AfterWord,
+}
+
+/// What the reader has got before, from a worker that is gone: steps without a token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub(super) struct AfterWord {
+    /// So many.
+    #[n(0)]
+    pub(super) steps: u32,
+    /// The admission of the last one.
+    #[n(1)]
+    pub(super) epoch: u64,
+    /// So many of them are not read yet.
+    #[n(2)]
+    pub(super) unread: u32,
 }
 
 impl std::fmt::Debug for SubmitWord {
@@ -73,6 +89,7 @@ pub(super) struct Submitted {
     pub(super) tokens: Vec<u32>,
     pub(super) sampling: Sampling,
     pub(super) sealer: Sealer,
+    pub(super) after: AfterWord,
 }
 
 /// A step as it says itself whose it is: that is judged where its reader is. Its `Debug` shows no text.
@@ -142,7 +159,7 @@ impl BindingWord {
 
 impl SubmitWord {
     /// `None` when a record of the request is another's.
-    pub(super) fn of(request: &Running) -> Option<Self> {
+    pub(super) fn of(request: &Running, after: AfterWord) -> Option<Self> {
         let sampling = request.sampler.of(request.ticket).ok()?.sampling();
         let sealer = request.sealer()?;
         Some(Self {
@@ -152,6 +169,7 @@ impl SubmitWord {
             sampling: SamplingWord::of(sampling),
             stop: sampling.stop.clone(),
             key: (*sealer.key().reveal()).into(),
+            after,
         })
     }
 
@@ -161,7 +179,8 @@ impl SubmitWord {
         let max_tokens = Some(size(self.completion_tokens_max, "completion_tokens_max")?);
         let sampling = Sampling { max_tokens, stop: self.stop, ..self.sampling.sampling()? };
         let sealer = SealKey::from_bytes(self.key.into()).sealer(Layer::Text, binding);
-        Ok(Submitted { label: binding.label, request: binding.request, tokens: self.tokens, sampling, sealer })
+        let (label, request, after) = (binding.label, binding.request, self.after);
+        Ok(Submitted { label, request, tokens: self.tokens, sampling, sealer, after })
     }
 }
 

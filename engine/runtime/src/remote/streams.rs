@@ -1,14 +1,15 @@
 //! Readers in the gateway of requests that a worker decodes.
 
-use super::stream_words::{StreamWord, SubmitWord};
+use super::stream_words::{AfterWord, StreamWord, SubmitWord};
 use super::wire::{self, Word, WordError};
 use crate::engine::Counters;
-use crate::inbox::{Inbox, Queue};
+use crate::inbox::{Inbox, Queue, places_of_one};
 use crate::outlet::Outlet;
 use crate::running::Running;
 use crate::split::Prompt;
 use crate::steps::{Delivery, STEPS_AHEAD, StepError, Timings, Usage};
 use engine_link::LinkSender;
+use policies_domain::Label;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,20 +39,31 @@ struct State {
 /// The worker's link.
 struct Joined {
     sender: LinkSender,
-    /// The worker's pages have these numbers here.
-    first_page: u32,
-    pages: u32,
+    place: Place,
     /// Of the group that computes prompts here for this link.
     group: Arc<Inbox>,
+}
+
+/// What a worker has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// Its pages have these numbers here.
+    pub(super) first_page: u32,
+    pub(super) pages: u32,
+    /// Requests that may run and wait there.
+    pub(super) places: usize,
 }
 
 struct Open {
     request: Running,
     /// On this link.
     submitted: bool,
-    /// Steps that came, and those of them that the worker knows to be read.
+    /// Steps that came on this link, with those that were not read before; and those of them that the worker knows to be
+    /// read.
     came: u32,
     told: u32,
+    /// All that came, on any link.
+    after: AfterWord,
     usage: Usage,
     timings: Timings,
 }
@@ -70,8 +82,16 @@ pub(super) enum Known {
 impl Open {
     /// Steps that were read and that the worker does not know of.
     fn read(&self) -> u32 {
-        let Outlet::Reader(reader) = &self.request.outlet else { return 0 };
-        self.came.saturating_sub(reader.waiting()).saturating_sub(self.told)
+        self.came.saturating_sub(self.waiting()).saturating_sub(self.told)
+    }
+
+    /// The client has got, or will get, something that cannot be taken back.
+    fn has_begun(&self) -> bool {
+        self.usage.completion_tokens > 0
+    }
+
+    fn waiting(&self) -> u32 {
+        if let Outlet::Reader(reader) = &self.request.outlet { reader.waiting() } else { 0 }
     }
 
     fn deliver(&self, result: Result<policies_domain::Step, StepError>) -> bool {
@@ -82,6 +102,30 @@ impl Open {
             reader.presence.note_failure();
         }
         sent
+    }
+}
+
+impl State {
+    /// Whether the worker has a place for a request of this tenant.
+    fn has_place(link: Option<&Joined>, submitted: &BTreeMap<Label, usize>, label: Label) -> bool {
+        let Some(Joined { place: Place { places, .. }, .. }) = link else { return false };
+        let of_one = submitted.get(&label).copied().unwrap_or_default();
+        submitted.values().sum::<usize>() < *places && of_one < places_of_one(*places)
+    }
+
+    /// By tenant.
+    fn submitted(&self) -> BTreeMap<Label, usize> {
+        let mut submitted = BTreeMap::new();
+        for open in self.open.values().filter(|open| open.submitted) {
+            *submitted.entry(open.request.label).or_insert(0) += 1;
+        }
+        submitted
+    }
+
+    fn may_submit(&self) -> bool {
+        let submitted = self.submitted();
+        let mut waiting = self.open.values().filter(|open| !open.submitted);
+        waiting.any(|open| Self::has_place(self.link.as_ref(), &submitted, open.request.label))
     }
 }
 
@@ -125,42 +169,47 @@ impl Streams {
         for request in state.open.values().map(|open| &open.request).chain(&*new) {
             *queue.inside.entry(request.label).or_default() += 1;
         }
-        let news = |open: &Open| {
-            let waits = !open.submitted && state.link.is_some();
-            waits || open.request.cancelled() || open.read() >= ROOM_STEP
-        };
-        !new.is_empty() || state.open.values().any(news)
+        let news = |open: &Open| open.request.cancelled() || open.read() >= ROOM_STEP;
+        !new.is_empty() || state.may_submit() || state.open.values().any(news)
     }
 
     /// What is to be said now.
     fn round(&self, new: Vec<Running>) -> Option<(LinkSender, Vec<(u64, StreamWord)>)> {
         let mut state = self.lock();
+        let mut submitted = state.submitted();
         let State { open, next, link, away_since } = &mut *state;
         for request in new {
             let usage = Usage { prompt_tokens: request.prompt_tokens, completion_tokens: 0 };
             let timings = Timings::default();
-            open.insert(*next, Open { request, submitted: false, came: 0, told: 0, usage, timings });
+            let after = AfterWord::default();
+            open.insert(*next, Open { request, submitted: false, came: 0, told: 0, after, usage, timings });
             *next += 1;
         }
         let mut words = Vec::new();
         open.retain(|stream, open| {
+            let label = open.request.label;
             if open.request.cancelled() {
                 if open.submitted {
+                    *submitted.entry(label).or_insert(1) -= 1;
                     words.push((*stream, StreamWord::Cancel));
                 }
                 return false;
             }
             match (open.submitted, link.is_some()) {
-                (false, true) => match SubmitWord::of(&open.request) {
-                    Some(submit) => {
-                        open.submitted = true;
-                        words.push((*stream, StreamWord::Submit(submit)));
+                (false, true) if !State::has_place(link.as_ref(), &submitted, label) => (),
+                (false, true) => {
+                    match SubmitWord::of(&open.request, AfterWord { unread: open.waiting(), ..open.after }) {
+                        Some(submit) => {
+                            *submitted.entry(label).or_insert(0) += 1;
+                            (open.submitted, open.came, open.told) = (true, open.waiting(), 0);
+                            words.push((*stream, StreamWord::Submit(submit)));
+                        }
+                        None => {
+                            open.deliver(Err(StepError::RowBinding));
+                            return false;
+                        }
                     }
-                    None => {
-                        open.deliver(Err(StepError::RowBinding));
-                        return false;
-                    }
-                },
+                }
                 (false, false) if away_since.elapsed() >= WORKER_AWAITED => {
                     open.deliver(Err(StepError::WorkerAway));
                     return false;
@@ -179,25 +228,25 @@ impl Streams {
     }
 
     /// A worker is connected, whose pages have these numbers.
-    pub(super) fn join(&self, sender: LinkSender, first_page: u32, pages: u32, group: &Arc<Inbox>) {
+    pub(super) fn join(&self, sender: LinkSender, place: Place, group: &Arc<Inbox>) {
         let mut state = self.lock();
         if self.inbox.is_stopped() {
             return group.stop();
         }
-        state.link = Some(Joined { sender, first_page, pages, group: group.clone() });
+        state.link = Some(Joined { sender, place, group: group.clone() });
         drop(state);
         self.counters.worker_away.store(false, Ordering::SeqCst);
         self.inbox.wake_if_asleep();
     }
 
-    /// It is gone. What was begun has ended, but for those who have not got anything yet.
+    /// It is gone. Whoever has got a token is told so; all others are submitted again.
     pub(super) fn part(&self) {
         self.counters.worker_away.store(true, Ordering::SeqCst);
         let mut state = self.lock();
         state.link = None;
         state.away_since = Instant::now();
         state.open.retain(|_, open| {
-            let begun = open.submitted && open.came > 0;
+            let begun = open.submitted && open.has_begun();
             if begun {
                 open.deliver(Err(StepError::WorkerAway));
             }
@@ -209,7 +258,7 @@ impl Streams {
     /// Something came about a stream. One that is not open any more is not missed.
     pub(super) fn take(&self, stream: u64, word: StreamWord) -> Result<(), WordError> {
         let mut state = self.lock();
-        let Some(Joined { first_page, pages, .. }) = state.link else { return Ok(()) };
+        let Some(Joined { place: Place { first_page, pages, .. }, .. }) = state.link else { return Ok(()) };
         let (result, usage, timings) = match word {
             StreamWord::Step(step) => {
                 let (step, usage, timings) = step.step(first_page, pages)?;
@@ -228,6 +277,8 @@ impl Streams {
         let goes_on = result.as_ref().is_ok_and(|step| step.finish.is_none());
         if let Ok(step) = &result {
             self.counters.computed(false, step.tokens as usize);
+            let epoch = step.seal.origin().epoch.0;
+            open.after = AfterWord { steps: step.index.saturating_add(1), epoch, unread: 0 };
         }
         (open.usage, open.timings) = (usage, timings);
         open.came += 1;
@@ -236,6 +287,9 @@ impl Streams {
         if sent && !goes_on {
             state.open.remove(&stream);
             self.counters.running.store(state.open.len(), Ordering::Relaxed);
+            drop(state);
+            // There is a place now.
+            self.inbox.wake_if_asleep();
         }
         Ok(())
     }

@@ -1,22 +1,23 @@
 //! Two groups with a real link between them, over a model whose answers say what was read.
 
 use super::connecting::{Connecting, RemoteWorker};
+use super::door::Door;
 use super::exchange::Parted;
 use super::introduction::{self, MeetError, Requests};
 use super::link_terms;
 use super::stream_words::{StepWord, StreamWord};
-use super::streams::{Known, Streams};
+use super::streams::{Known, Place, Streams};
 use super::wire::{
     self, Came, Hello, PartyWord, Peer, PromptBounds, Reader, Refused, VERSION, Welcome, Word, WordError,
 };
 use super::worker::{Deciding, Serving};
 use crate::compute::{Compute, tracer::Tracer};
 use crate::config::EngineConfig;
-use crate::engine::{Counters, enqueue};
+use crate::engine::{Counters, enqueue, enqueue_after};
 use crate::executor::tests::{label, sealer};
 use crate::inbox::Inbox;
 use crate::machine::{Machine, Pages};
-use crate::outlet::Said;
+use crate::outlet::{Outlet, Said};
 use crate::sampling::{Sampler, Sampling};
 use crate::sequence::Sequence;
 use crate::split::{DecodeGroup, Parcel, Prompt, Terms};
@@ -83,7 +84,8 @@ fn machine(pages: usize) -> Machine<Tracer> {
 const BOUNDS: PromptBounds = PromptBounds { vocabulary: 26, context_length: CONTEXT };
 
 fn serving(config: EngineConfig, fingerprint: [u8; 32]) -> Serving<Tracer> {
-    Serving::new(machine(config.pages), config, fingerprint, BOUNDS, Requests::There).unwrap()
+    Serving::new(machine(config.pages), config, fingerprint, BOUNDS, Requests::There, Arc::new(Counters::new()))
+        .unwrap()
 }
 
 fn deciding(inbox: &Arc<Inbox>, counters: &Arc<Counters>) -> (Deciding, DecodeGroup, Machine<Tracer>) {
@@ -152,7 +154,8 @@ impl Half {
         let (inbox, counters) = (Arc::new(Inbox::new(64)), Arc::new(Counters::new()));
         counters.worker_away.store(true, Ordering::SeqCst);
         let requests = Requests::Here { context_max: CONTEXT as u64 };
-        let mut serving = Serving::new(machine(CONFIG.pages), CONFIG, FINGERPRINT, BOUNDS, requests).unwrap();
+        let mut serving =
+            Serving::new(machine(CONFIG.pages), CONFIG, FINGERPRINT, BOUNDS, requests, counters.clone()).unwrap();
         let streams = Arc::new(Streams::new(inbox.clone(), counters.clone()));
         let (of_streams, connecting) = (streams.clone(), connecting(site, engine_link::Role::Prefill, &inbox));
         let threads = vec![
@@ -379,7 +382,7 @@ fn refused_by(site: &Site, serving: Serving<Tracer>, hello: Hello) -> Refused {
 
 fn hello() -> Hello {
     let (secret, fingerprint, context_max) = ([9; 32].into(), FINGERPRINT.into(), CONTEXT as u32);
-    Hello { version: VERSION, secret, life: 5, fingerprint, slots: 4, context_max, boot: 1, pages: 64 }
+    Hello { version: VERSION, secret, life: 5, fingerprint, slots: 4, context_max, boot: 1, pages: 64, places: 9 }
 }
 
 #[test]
@@ -499,7 +502,7 @@ fn a_prompt_that_comes_back_as_another_one_is_an_isolation_fault() {
     let near = thread::spawn(move || listener.accept().unwrap().shake_hands().unwrap().split());
     let (sender, _receiver) = site.connect().split();
     let (_near_sender, mut near_receiver) = near.join().unwrap();
-    streams.join(sender, 0, 100, &Arc::new(Inbox::new(1)));
+    streams.join(sender, Place { first_page: 0, pages: 100, places: 3 }, &Arc::new(Inbox::new(1)));
     let request = RequestId::from_bytes([6; 16]);
     let sequence = Sequence { tokens: vec![1, 2, 3], label: label(3), request };
     let sampling = Sampling { max_tokens: Some(9), ..Sampling::default() };
@@ -522,6 +525,121 @@ fn a_prompt_that_comes_back_as_another_one_is_an_isolation_fault() {
     });
 }
 
+/// A request in the gateway, and what the worker is told of it.
+fn request_of(inbox: &Arc<Inbox>, id: u8, tenant: u32) -> Steps {
+    let (request, label) = (RequestId::from_bytes([id; 16]), label(tenant));
+    let sequence = Sequence { tokens: vec![1, 2, 3], label, request };
+    enqueue(inbox, CONTEXT, sequence, Sampling::default(), sealer(label, request)).unwrap()
+}
+
+#[test]
+fn who_has_got_no_token_is_submitted_again_and_goes_on_where_its_reader_is() {
+    let (inbox, counters) = (Arc::new(Inbox::new(64)), Arc::new(Counters::new()));
+    let streams = Streams::new(inbox.clone(), counters);
+    let site = Site::new();
+    let listener = site.listener();
+    let near = thread::spawn(move || [0, 1].map(|_| listener.accept().unwrap().shake_hands().unwrap().split().1));
+    let senders = [0, 1].map(|_| site.connect().split());
+    let [mut first, mut second] = near.join().unwrap();
+    let [(first_sender, _first), (second_sender, _second)] = senders;
+    let place = Place { first_page: 0, pages: 100, places: 9 };
+    let group = Arc::new(Inbox::new(1));
+    streams.join(first_sender, place, &group);
+    let mut steps = request_of(&inbox, 6, 3);
+    let mut begun = request_of(&inbox, 7, 3);
+    let (own, request) = (sealer(label(3), RequestId::from_bytes([6; 16])), RequestId::from_bytes([6; 16]));
+    let step = |index: u32, tokens| {
+        let seal = own.seal(Epoch(40), index, b"", None);
+        let (trace, text) = (PageTrace::default(), Completion::new(String::new()));
+        let step = Step { request, index, trace, restarted: false, tokens, text, finish: None, seal };
+        let usage = Usage { prompt_tokens: 3, completion_tokens: tokens as usize };
+        StreamWord::Step(StepWord::of(&step, usage, Timings::default()))
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| streams.run());
+        let _stops = Stops(&inbox);
+        for _ in 0..2 {
+            first.receive().unwrap();
+        }
+        streams.take(0, step(0, 0)).unwrap();
+        streams.take(0, step(1, 0)).unwrap();
+        streams.take(1, step(0, 1)).unwrap();
+        assert!(steps.try_next().unwrap().is_ok());
+        streams.part();
+        assert!(begun.try_next().unwrap().is_ok());
+        assert!(matches!(begun.try_next(), Some(Err(StepError::WorkerAway))), "what it said cannot be taken back");
+        assert!(steps.try_next().unwrap().is_ok() && steps.try_next().is_none());
+        streams.join(second_sender, place, &group);
+        let word = wire::read(&second.receive().unwrap());
+        let Ok(Word::Stream(0, StreamWord::Submit(again))) = word else { panic!("{word:?}") };
+        let again = again.submitted(BOUNDS).unwrap();
+        assert_eq!((again.after.steps, again.after.epoch, again.after.unread), (2, 40, 0));
+        // The worker goes on from there.
+        let (of_worker, counters) = (Arc::new(Inbox::new(4)), Counters::new());
+        counters.go_on_from(Epoch(again.after.epoch));
+        assert!(counters.next_epoch() > Epoch(40));
+        let sequence = Sequence { tokens: again.tokens, label: again.label, request: again.request };
+        let _steps = enqueue_after(&of_worker, CONTEXT, sequence, again.sampling, again.sealer, 2).unwrap();
+        of_worker.look(|queue| {
+            let Outlet::Reader(reader) = &mut queue.waiting[0].outlet else { panic!("no reader") };
+            assert_eq!(reader.seal("", None).0, 2);
+            assert!(queue.waiting[0].restarted, "its pages are others");
+        });
+    });
+}
+
+#[test]
+fn a_worker_is_given_no_more_than_it_has_places_for() {
+    let (inbox, counters) = (Arc::new(Inbox::new(64)), Arc::new(Counters::new()));
+    let streams = Streams::new(inbox.clone(), counters);
+    let site = Site::new();
+    let listener = site.listener();
+    let near = thread::spawn(move || listener.accept().unwrap().shake_hands().unwrap().split().1);
+    let (sender, _receiver) = site.connect().split();
+    let mut near = near.join().unwrap();
+    // Four places, of which one tenant may have three.
+    streams.join(sender, Place { first_page: 0, pages: 100, places: 4 }, &Arc::new(Inbox::new(1)));
+    let mut asked: Vec<Steps> = (0..5).map(|id| request_of(&inbox, id, 3)).collect();
+    asked.push(request_of(&inbox, 5, 4));
+    thread::scope(|scope| {
+        scope.spawn(|| streams.run());
+        let _stops = Stops(&inbox);
+        let mut submitted = || match wire::read(&near.receive().unwrap()) {
+            Ok(Word::Stream(stream, StreamWord::Submit(_))) => stream,
+            word => panic!("{word:?}"),
+        };
+        assert_eq!([submitted(), submitted(), submitted(), submitted()], [0, 1, 2, 5]);
+        // One has ended: there is a place.
+        streams.take(1, StreamWord::failed(StepError::Internal, Usage::default(), Timings::default())).unwrap();
+        assert_eq!(submitted(), 3);
+    });
+}
+
+#[test]
+fn whoever_only_connects_keeps_no_gateway_out() {
+    let site = Site::new();
+    let (door, links) = Door::new();
+    let (door, listener) = (Arc::new(door), site.listener());
+    // Ends with the test's process.
+    thread::spawn(move || door.listen(&listener));
+    let Address::Unix(path) = site.address() else { unreachable!() };
+    let idle: Vec<_> = (0..200).map(|_| std::os::unix::net::UnixStream::connect(&path).unwrap()).collect();
+    let link = site.connect();
+    assert!(links.recv().is_ok());
+    drop((idle, link));
+}
+
+#[test]
+fn who_says_nothing_after_the_handshake_is_not_waited_for() {
+    let site = Site::new();
+    let listener = site.listener();
+    let mut serving = serving(CONFIG, FINGERPRINT);
+    let worker = thread::spawn(move || serving.serve(listener.accept().unwrap().shake_hands().unwrap(), None));
+    // It pings.
+    let _link = site.connect();
+    assert!(matches!(worker.join().unwrap(), Err(MeetError::Ended)));
+}
+
 #[test]
 fn a_worker_that_says_more_than_was_read_is_not_believed() {
     let (inbox, counters) = (Arc::new(Inbox::new(64)), Arc::new(Counters::new()));
@@ -531,7 +649,7 @@ fn a_worker_that_says_more_than_was_read_is_not_believed() {
     let near = thread::spawn(move || listener.accept().unwrap().shake_hands().unwrap().split());
     let (sender, _receiver) = site.connect().split();
     let (_near_sender, mut near_receiver) = near.join().unwrap();
-    streams.join(sender, 0, 100, &Arc::new(Inbox::new(1)));
+    streams.join(sender, Place { first_page: 0, pages: 100, places: 3 }, &Arc::new(Inbox::new(1)));
     let request = RequestId::from_bytes([6; 16]);
     let sequence = Sequence { tokens: vec![1, 2, 3], label: label(3), request };
     let own = sealer(label(3), request);

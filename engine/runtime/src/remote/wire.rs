@@ -77,6 +77,9 @@ pub(super) struct Hello {
     /// Its own pages.
     #[n(7)]
     pub(super) pages: u32,
+    /// Requests that run and wait, at most.
+    #[n(8)]
+    pub(super) places: u32,
 }
 
 impl std::fmt::Debug for Hello {

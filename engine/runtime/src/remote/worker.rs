@@ -5,7 +5,7 @@ use super::exchange::{Parted, Ways, carry};
 use super::introduction::{self, Agreed, MeetError, Offer, PageNumbers, Requests};
 use super::link_terms;
 use super::relay::Relay;
-use super::streams::{Known, Streams};
+use super::streams::{Known, Place, Streams};
 use super::wire::{Hello, Peer, PromptBounds, Reader, VERSION, Welcome, WordError};
 use crate::compute::Compute;
 use crate::config::{EngineConfig, StartEngineError};
@@ -75,7 +75,8 @@ impl Worker {
         };
         let mut meet: Box<dyn FnMut(Link) -> Result<Parted, MeetError> + Send> = match role {
             Role::Prefill => {
-                let mut serving = Serving::new(machine, config, fingerprint, bounds, Requests::There)?;
+                let mut serving =
+                    Serving::new(machine, config, fingerprint, bounds, Requests::There, Arc::new(Counters::new()))?;
                 Box::new(move |link| serving.serve(link, None))
             }
             Role::Decode => {
@@ -153,6 +154,7 @@ pub(crate) struct Serving<C> {
     offer: Offer,
     bounds: PromptBounds,
     numbers: PageNumbers,
+    counters: Arc<Counters>,
 }
 
 impl<C: Compute> Serving<C> {
@@ -163,11 +165,12 @@ impl<C: Compute> Serving<C> {
         fingerprint: [u8; 32],
         bounds: PromptBounds,
         requests: Requests,
+        counters: Arc<Counters>,
     ) -> Result<Self, StartEngineError> {
         let pages = u32::try_from(config.pages).unwrap_or(u32::MAX);
         let welcome = Welcome { life: 0, boot: random_number()?, pages };
         let offer = Offer { fingerprint, welcome, content_bytes: machine.compute.content_bytes(), requests };
-        Ok(Self { machine, config, offer, bounds, numbers: PageNumbers::from(0) })
+        Ok(Self { machine, config, offer, bounds, numbers: PageNumbers::from(0), counters })
     }
 
     /// One life of the group. With `streams`, requests come from here, and their readers are.
@@ -175,17 +178,18 @@ impl<C: Compute> Serving<C> {
         let (sender, mut receiver) = link.split();
         let life = Incarnation(random_number().map_err(|_| MeetError::Entropy)?);
         let offer = Offer { welcome: Welcome { life: life.0, ..self.offer.welcome }, ..self.offer };
-        let Agreed { terms, slots, boot, pages } = introduction::answer(offer, &sender, &mut receiver)?;
+        let Agreed { terms, slots, boot, pages, places } = introduction::answer(offer, &sender, &mut receiver)?;
         let inbox = Arc::new(Inbox::new(slots));
         let config = EngineConfig { sequences_max: slots, ..self.config };
-        let stepper = Stepper::new(Part::Prefill, inbox.clone(), Arc::new(Counters::new()), config);
+        let stepper = Stepper::new(Part::Prefill, inbox.clone(), self.counters.clone(), config);
         let reader = Reader::new(terms.key.clone(), Peer::Decode(self.bounds), streams.is_some());
         let group = PrefillGroup::new(stepper, terms, life);
         let between = Between::new(inbox);
         if let Some(streams) = streams {
             // The decode group has given numbers to the pages here, behind its own.
             let numbers = pages.checked_add(offer.welcome.pages).ok_or(MeetError::Numbers)?;
-            streams.join(sender.clone(), self.numbers.of(boot, numbers)?, numbers, &between.inbox);
+            let first_page = self.numbers.of(boot, numbers)?;
+            streams.join(sender.clone(), Place { first_page, pages: numbers, places }, &between.inbox);
         }
         tracing::info!(slots, "the link is up");
         let parted = thread::scope(|scope| {
@@ -239,6 +243,7 @@ pub(crate) struct Deciding {
     terms: Terms,
     life: Incarnation,
     slots: usize,
+    places: usize,
     context_max: usize,
     boot: u64,
     pages: u32,
@@ -255,6 +260,7 @@ impl Deciding {
         context_max: usize,
     ) -> Result<(Self, DecodeGroup), StartEngineError> {
         let (secret, slots) = (random()?, stepper.config.sequences_max);
+        let places = slots + stepper.config.queue_max;
         let terms = Terms::new(secret, machine.compute.content_bytes(), fingerprint, false, slots);
         let (terms, life) = (terms.ok_or(StartEngineError::Handoff)?, Incarnation(random_number()?));
         let pages = u32::try_from(stepper.config.pages).unwrap_or(u32::MAX);
@@ -262,7 +268,7 @@ impl Deciding {
         counters.worker_away.store(true, Ordering::SeqCst);
         let group = DecodeGroup::new(stepper, terms.clone(), life, None, random()?);
         let (boot, numbers) = (random_number()?, PageNumbers::from(pages));
-        Ok((Self { between, secret, terms, life, slots, context_max, boot, pages, numbers, counters }, group))
+        Ok((Self { between, secret, terms, life, slots, places, context_max, boot, pages, numbers, counters }, group))
     }
 
     /// One life of the prefill group. With `bounds` for their prompts, requests come from there, and their readers are.
@@ -277,6 +283,7 @@ impl Deciding {
             context_max: u32::try_from(self.context_max).unwrap_or(u32::MAX),
             boot: self.boot,
             pages: self.pages,
+            places: u32::try_from(self.places).unwrap_or(u32::MAX),
         };
         let welcome = introduction::introduce(hello, &sender, &mut receiver)?;
         let between = &self.between;
@@ -296,8 +303,9 @@ impl Deciding {
             let Some(bounds) = bounds else {
                 return carry(sender, receiver, reader, &ways, |_, _| Err(WordError::NotHere), |_| true);
             };
-            let (relay, relaying) = Relay::new(between.inbox.clone(), self.context_max, sender.clone());
-            let runtime = match tokio::runtime::Builder::new_current_thread().build() {
+            let (relay, relaying) =
+                Relay::new(between.inbox.clone(), self.counters.clone(), self.context_max, sender.clone());
+            let runtime = match tokio::runtime::Builder::new_current_thread().enable_time().build() {
                 Ok(runtime) => runtime,
                 Err(error) => {
                     tracing::error!(%error, "requests cannot be relayed");
