@@ -99,6 +99,8 @@ const fn pending(class: Class, slug: &'static str, until: &'static str) -> Failu
 const LEDGER: &str = "engine/kv/src/catalogue.rs";
 const ROWS: &str = "engine/runtime/src/executor/rows.rs";
 const DELIVERY: &str = "gateway/server/src/serve/catalogue.rs";
+const WORKER: &str = "engine/runtime/src/remote/tests.rs";
+const RIG: &str = "tests/rig/src/tests.rs";
 const PROTOCOL: &str = "engine/handoff/src/model_check/catalogue.rs";
 
 /// All of them.
@@ -113,7 +115,7 @@ pub const FAILURES: [Failure; 40] = [
     recreated(Class::Alias, "padding-index-minus-one", LEDGER),
     pending(Class::Alias, "id-times-size-collision", "pages of several sizes share a pool"),
     recreated(Class::Scrub, "recurrent-state-not-zeroed", LEDGER),
-    pending(Class::Scrub, "stale-sentinel-false-alarm", "the rig runs handoffs"),
+    recreated(Class::Scrub, "stale-sentinel-false-alarm", RIG),
     pending(Class::Scrub, "leftover-accelerator-memory", "kernels run on a device"),
     pending(Class::Key, "weak-block-hash", "prefixes are cached"),
     pending(Class::Key, "media-identity-truncated", "prefixes are cached, and requests carry media"),
@@ -132,17 +134,17 @@ pub const FAILURES: [Failure; 40] = [
     recreated(Class::Deliv, "abort-hits-successor", DELIVERY),
     recreated(Class::Deliv, "shared-parser-or-event-hub", ROWS),
     recreated(Class::Deliv, "cross-talk-without-evidence", DELIVERY),
-    pending(Class::Conn, "cancelled-command-desync", "the gateway keeps connections to something"),
-    pending(Class::Conn, "request-boundary-disagreement", "the gateway forwards requests"),
+    recreated(Class::Conn, "cancelled-command-desync", WORKER),
+    pending(Class::Conn, "request-boundary-disagreement", "the gateway forwards HTTP requests to another server"),
     pending(Class::Rcache, "path-only-cache-key", "the gateway stores responses"),
     pending(Class::Rcache, "response-cache-without-tenant", "the gateway stores responses"),
     pending(Class::Auth, "truncated-credential-key", "credentials are cached"),
-    pending(Class::Auth, "tenant-header-appended", "the gateway forwards requests"),
+    pending(Class::Auth, "tenant-header-appended", "the gateway forwards HTTP requests to another server"),
     pending(Class::Auth, "stored-object-by-bare-id", "the gateway stores objects"),
     pending(Class::Side, "prefix-hit-timing", "prefixes are cached"),
     pending(Class::Side, "batch-coupled-routing", "a model routes tokens to experts"),
     pending(Class::Tele, "cached-identity-carries-request-state", "credentials are cached"),
-    pending(Class::Tele, "retry-record-dumps-payload", "requests are retried"),
+    recreated(Class::Tele, "retry-record-dumps-payload", WORKER),
 ];
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::door::Door;
 use super::exchange::Parted;
 use super::introduction::{self, MeetError, Requests};
 use super::link_terms;
-use super::stream_words::{StepWord, StreamWord};
+use super::stream_words::{AfterWord, StepWord, StreamWord, SubmitWord};
 use super::streams::{Known, Place, Streams};
 use super::wire::{
     self, Came, Hello, PartyWord, Peer, PromptBounds, Reader, Refused, VERSION, Welcome, Word, WordError,
@@ -27,7 +27,9 @@ use crate::ticket::{Ticket, Ticketed};
 use engine_handoff::{AbortReason, Attempt, HandoffId, HandoffKey, Incarnation, Message, Party, Route};
 use engine_kv::{PAGE_TOKENS, PageFormat};
 use engine_link::{Address, Authority, Frame, Identity, IdentityFiles, Link, LinkTerms, Listener, connect};
-use policies_domain::{Completion, Epoch, Generation, PageId, PageRead, PageTrace, RequestId, Step};
+use policies_domain::{
+    Completion, Epoch, Generation, Layer, PageId, PageRead, PageTrace, RequestId, SealError, SealKey, Step,
+};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -586,6 +588,94 @@ fn who_has_got_no_token_is_submitted_again_and_goes_on_where_its_reader_is() {
             assert!(queue.waiting[0].restarted, "its pages are others");
         });
     });
+}
+
+#[test]
+fn cancelled_command_desync() {
+    let (inbox, counters) = (Arc::new(Inbox::new(64)), Arc::new(Counters::new()));
+    let streams = Streams::new(inbox.clone(), counters);
+    let site = Site::new();
+    let listener = site.listener();
+    let near = thread::spawn(move || listener.accept().unwrap().shake_hands().unwrap().split().1);
+    let (sender, _receiver) = site.connect().split();
+    let mut near = near.join().unwrap();
+    streams.join(sender, Place { first_page: 0, pages: 100, places: 9 }, &Arc::new(Inbox::new(1)));
+    let step_of = |id: u8, tenant: u32, index: u32| {
+        let request = RequestId::from_bytes([id; 16]);
+        let seal = sealer(label(tenant), request).seal(Epoch(4), index, b"secret", None);
+        let (trace, text) = (PageTrace::default(), Completion::new("secret".to_owned()));
+        let step = Step { request, index, trace, restarted: false, tokens: 1, text, finish: None, seal };
+        StreamWord::Step(StepWord::of(&step, Usage { prompt_tokens: 3, completion_tokens: 1 }, Timings::default()))
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| streams.run());
+        let _stops = Stops(&inbox);
+        let mut others = Vec::new();
+        // Whoever is cancelled before, after and between its answers: the next one gets none of them.
+        for (round, answers) in (0..6).zip([0, 1, 2, 0, 1, 2]) {
+            let [first, second] = [2 * round, 2 * round + 1];
+            let cancelled = request_of(&inbox, first as u8, 1);
+            near.receive().unwrap();
+            for index in 0..answers {
+                streams.take(first, step_of(first as u8, 1, index)).unwrap();
+            }
+            drop(cancelled);
+            let word = wire::read(&near.receive().unwrap());
+            assert!(matches!(word, Ok(Word::Stream(stream, StreamWord::Cancel)) if stream == first), "{word:?}");
+            let mut next = request_of(&inbox, second as u8, 2);
+            near.receive().unwrap();
+            // The late answer to the cancelled one, then its own.
+            streams.take(first, step_of(first as u8, 1, answers)).unwrap();
+            assert!(next.try_next().is_none());
+            streams.take(second, step_of(second as u8, 2, 0)).unwrap();
+            let got = next.try_next().unwrap().unwrap();
+            assert_eq!(
+                (got.request, got.seal.origin().binding.label),
+                (RequestId::from_bytes([second as u8; 16]), label(2))
+            );
+            // The fault: answers are taken for those of whoever came next. The seal's own check finds out.
+            streams.take(second, step_of(first as u8, 1, 1)).unwrap();
+            let foreign = next.try_next().unwrap().unwrap();
+            let binding = *sealer(label(2), RequestId::from_bytes([second as u8; 16])).binding();
+            let mut verifier = SealKey::from_bytes([second as u8; 32]).verifier(Layer::Text, binding);
+            assert_eq!(verifier.verify(&got.seal, b"secret", None), Ok(()));
+            let refused = verifier.verify(&foreign.seal, b"secret", None);
+            assert!(matches!(refused, Err(SealError::Foreign { .. })), "{refused:?}");
+            others.push(next);
+        }
+    });
+}
+
+#[test]
+fn retry_record_dumps_payload() {
+    // What is submitted, and again: nothing of it is in what a log could be given.
+    let canary = "canary-7391";
+    let inbox = Arc::new(Inbox::new(4));
+    let request = RequestId::from_bytes([6; 16]);
+    let sequence = Sequence { tokens: vec![17_391; 3], label: label(3), request };
+    let sampling = Sampling { stop: vec![canary.to_owned()], ..Sampling::default() };
+    let _steps = enqueue(&inbox, CONTEXT, sequence, sampling, sealer(label(3), request)).unwrap();
+    let word =
+        inbox.look(|queue| SubmitWord::of(&queue.waiting[0], AfterWord { steps: 2, epoch: 9, unread: 1 }).unwrap());
+    let frame = wire::write(&Word::Stream(0, StreamWord::Submit(word)));
+    let bounds = PromptBounds { vocabulary: 20_000, ..BOUNDS };
+    let step = {
+        let seal = sealer(label(3), request).seal(Epoch(1), 0, canary.as_bytes(), None);
+        let (trace, text) = (PageTrace::default(), Completion::new(canary.to_owned()));
+        let step = Step { request, index: 0, trace, restarted: false, tokens: 1, text, finish: None, seal };
+        StreamWord::Step(StepWord::of(&step, Usage::default(), Timings::default()))
+    };
+    let prompt = sent(Parcel::Prompt { route: route(), prompt: Box::new(a_prompt(vec![17_391; 3], 3)) }).remove(0);
+    let Ok(Word::Stream(_, StreamWord::Submit(submit))) = wire::read(&frame) else { panic!("no request") };
+    let said = format!("{:?} {:?} {frame:?} {:?} {step:?}", wire::read(&frame), wire::read(&prompt), hello());
+    let refused = submit.submitted(BOUNDS).err().map(|error| error.to_string()).unwrap();
+    for secret in [canary, "17391", "[6, 6", "[9, 9"] {
+        assert!(!said.contains(secret) && !refused.contains(secret), "{secret} in {said} {refused}");
+    }
+    // The control: it is all there for whoever computes it.
+    let Ok(Word::Stream(_, StreamWord::Submit(submit))) = wire::read(&frame) else { panic!("no request") };
+    let submitted = submit.submitted(bounds).unwrap();
+    assert_eq!((submitted.tokens, submitted.sampling.stop), (vec![17_391; 3], vec![canary.to_owned()]));
 }
 
 #[test]
