@@ -24,7 +24,7 @@ const PLACE_PAUSE: Duration = Duration::from_millis(20);
 pub(super) struct Relay(mpsc::Sender<(u64, Order)>);
 
 enum Order {
-    Submit(Submitted),
+    Submit(Box<Submitted>),
     Cancel,
     Room(u32),
 }
@@ -56,7 +56,7 @@ impl Relay {
 
     pub(super) fn take(&self, stream: u64, word: StreamWord, bounds: PromptBounds) -> Result<(), WordError> {
         let order = match word {
-            StreamWord::Submit(submit) => Order::Submit(submit.submitted(bounds)?),
+            StreamWord::Submit(submit) => Order::Submit(Box::new(submit.submitted(bounds)?)),
             StreamWord::Cancel => Order::Cancel,
             StreamWord::Room(read) => Order::Room(read),
             StreamWord::Step(_) | StreamWord::Failed(..) => return Err(WordError::NotHere),
@@ -79,7 +79,7 @@ impl Relaying {
                         let unread = submitted.after.unread as usize;
                         let room = Arc::new(Semaphore::new(STEPS_AHEAD.saturating_sub(unread)));
                         let told = Told { stream, room: room.clone(), sender: self.sender.clone() };
-                        let steps = self.submit(submitted);
+                        let steps = self.submit(*submitted);
                         let task = tasks.spawn(async { told.tell(steps.await).await });
                         streams.insert(stream, Stream { task, room });
                     }
