@@ -323,8 +323,10 @@ fn remove_abandoned(path: &Path) -> Result<(), ConnectError> {
         return Err(taken("there is something that is not a socket"));
     }
     // It answers, or has more to do than it can.
-    let answer = runtime()?.block_on(tokio::net::UnixStream::connect(path));
-    if !matches!(answer, Err(error) if error.kind() == io::ErrorKind::ConnectionRefused) {
+    let knock = || Ok::<_, ConnectError>(runtime()?.block_on(tokio::net::UnixStream::connect(path)).map(drop));
+    // On a thread of its own: whoever calls may be within a runtime.
+    let answer = std::thread::scope(|scope| scope.spawn(knock).join());
+    if !matches!(answer, Ok(Ok(Err(error))) if error.kind() == io::ErrorKind::ConnectionRefused) {
         return Err(taken("another process listens there"));
     }
     fs::remove_file(path).map_err(|_| taken("an abandoned socket that cannot be removed"))
