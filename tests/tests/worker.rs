@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use e2e::{Client, Demo, Program, binary, chat, model_path, run};
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -183,7 +184,12 @@ fn a_worker_that_decodes_and_is_killed_ends_what_was_begun_and_the_rest_goes_on(
 fn a_worker_with_other_numbers_or_for_another_gateway_is_not_used() -> Result<()> {
     let site = Site::new()?;
     let (mut gateway, client) = site.gateway()?;
-    let mut worker = site.worker("other.toml")?;
+    let key = site.path("certificates/prefill.key");
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644))?;
+    let mut worker =
+        Program::start(["worker", "--role", "prefill", "--config", &site.path("other.toml").display().to_string()])?;
+    worker.wait_for("others on this machine can read the private key")?;
+    worker.wait_for("waiting for a gateway at")?;
     gateway.wait_for("its model, or `engine.kv`, is not the same")?;
     worker.wait_for("a gateway was not served")?;
     ensure!(client.get("/readyz")?.status == 503);

@@ -3,12 +3,13 @@
 //! The real one is a model on this machine's processors ([`CpuCompute`]). A test puts another in its place, whose answers
 //! say what they were made of: the step loop, the ledger and the handoff around it are the same.
 
-#[cfg(any(test, feature = "fault-injection"))]
+#[cfg(feature = "fault-injection")]
 mod plain_store;
 #[cfg(test)]
+#[cfg(feature = "fault-injection")]
 pub(crate) mod tracer;
 
-#[cfg(any(test, feature = "fault-injection"))]
+#[cfg(feature = "fault-injection")]
 pub use plain_store::PlainStore;
 
 use engine_kernels::{KvStore, KvStoreError, PageBytes, PageFault, PageRef, ReadSums, Span, TransferError};

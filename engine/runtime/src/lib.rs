@@ -29,7 +29,7 @@ mod ticket;
 mod traced_table;
 
 pub use compute::Compute;
-#[cfg(any(test, feature = "fault-injection"))]
+#[cfg(feature = "fault-injection")]
 pub use compute::PlainStore;
 pub use config::{EngineBounds, EngineConfig, Split, StartEngineError};
 pub use engine::{Engine, EngineStats, SubmitError};

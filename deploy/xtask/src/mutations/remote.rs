@@ -93,4 +93,20 @@ pub(super) const REMOTE: &[Mutation] = &[
         packages: PACKAGES,
         tests: "test(a_link_to_who_decodes_that_is_cut_ends_what_was_begun_and_nothing_else)",
     },
+    Mutation {
+        name: "remote: a worker is given no more than it has places for",
+        file: "engine/runtime/src/remote/streams.rs",
+        find: "submitted.values().sum::<usize>() < *places && of_one < places_of_one(*places)",
+        replace: "submitted.values().sum::<usize>() <= *places && of_one < places_of_one(*places)",
+        packages: PACKAGES,
+        tests: "test(a_worker_is_given_no_more_than_it_has_places_for)",
+    },
+    Mutation {
+        name: "remote: a newcomer takes the place of the oldest handshake",
+        file: "engine/runtime/src/remote/door.rs",
+        find: "                oldest.close();\n",
+        replace: "                handshakes.open.insert(0, oldest);\n                return;\n",
+        packages: PACKAGES,
+        tests: "test(whoever_only_connects_keeps_no_gateway_out)",
+    },
 ];

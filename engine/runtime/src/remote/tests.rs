@@ -690,7 +690,7 @@ fn a_worker_is_given_no_more_than_it_has_places_for() {
     // Four places, of which one tenant may have three.
     streams.join(sender, Place { first_page: 0, pages: 100, places: 4 }, &Arc::new(Inbox::new(1)));
     let mut asked: Vec<Steps> = (0..5).map(|id| request_of(&inbox, id, 3)).collect();
-    asked.push(request_of(&inbox, 5, 4));
+    asked.extend([request_of(&inbox, 5, 4), request_of(&inbox, 6, 5)]);
     thread::scope(|scope| {
         scope.spawn(|| streams.run());
         let _stops = Stops(&inbox);

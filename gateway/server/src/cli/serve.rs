@@ -7,6 +7,7 @@ use engine_link::{Identity, IdentityFiles, Role};
 use engine_model::{CacheUse, LoadOptions, Loaded, Model, UnsavedWeights};
 use engine_runtime::{Engine, RemoteWorker};
 use gateway_server::{Config, Gateway, WeightsCache, WorkerPlace};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,6 +59,9 @@ pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
 /// Who this process is, as a part of the engine, towards the others.
 pub(crate) fn identity(worker: &WorkerPlace, role: Role) -> Result<Identity> {
     let files = IdentityFiles::in_folder(&worker.certificates, role);
+    if std::fs::metadata(&files.key).is_ok_and(|file| file.permissions().mode() & 0o077 != 0) {
+        tracing::warn!(key = %files.key.display(), "others on this machine can read the private key");
+    }
     Identity::load(role, &files)
         .context("the certificates cannot be used with which gateway and worker know each other (`bulkhead key worker DIR` makes them)")
 }
