@@ -5,10 +5,14 @@ use engine_handoff::Check;
 use policies_domain::{PageId, RequestId, Step};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Steps that may wait in a request's channel. A client that does not read makes its own sequence wait, nobody else's.
 pub(crate) const STEPS_AHEAD: usize = 32;
+
+/// How long requests wait for a worker that is away.
+pub(crate) const WORKER_AWAITED: Duration = Duration::from_secs(10);
 
 /// Tokens so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -99,7 +99,7 @@ const fn pending(class: Class, slug: &'static str, until: &'static str) -> Failu
 const LEDGER: &str = "engine/kv/src/catalogue.rs";
 const ROWS: &str = "engine/runtime/src/executor/rows.rs";
 const DELIVERY: &str = "gateway/server/src/serve/catalogue.rs";
-const WORKER: &str = "engine/runtime/src/remote/tests.rs";
+const WORKER: &str = "engine/runtime/src/remote/tests/streams.rs";
 const RIG: &str = "tests/rig/src/tests.rs";
 const PROTOCOL: &str = "engine/handoff/src/model_check/catalogue.rs";
 

@@ -7,7 +7,7 @@ use crate::inbox::{Inbox, Queue, places_of_one};
 use crate::outlet::Outlet;
 use crate::running::Running;
 use crate::split::Prompt;
-use crate::steps::{Delivery, STEPS_AHEAD, StepError, Timings, Usage};
+use crate::steps::{Delivery, STEPS_AHEAD, StepError, Timings, Usage, WORKER_AWAITED};
 use engine_link::LinkSender;
 use policies_domain::Label;
 use std::collections::BTreeMap;
@@ -15,8 +15,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long requests wait for a worker that is away.
-const WORKER_AWAITED: Duration = Duration::from_secs(10);
 /// How often it is looked for those who have waited for too long.
 const LOOK: Duration = Duration::from_millis(250);
 /// The worker is told of so many steps that were read at once.

@@ -10,7 +10,7 @@ use crate::inbox::Queue;
 use crate::machine::{Entries, Machine};
 use crate::running::{Next, Running};
 use crate::step::{Role, Stepper};
-use crate::steps::StepError;
+use crate::steps::{StepError, WORKER_AWAITED};
 use engine_handoff::{
     AbortReason, Attempt, Check, DecodeConfig, DecodeHost, DecodeInput, DecodeSide, DeskConfig, Effect, End, FirstStep,
     HandoffDesk, HandoffId, Incarnation, Landed, Message, Opening, Order, PageSlot, Party, Refusal, RequestDigest,
@@ -26,9 +26,6 @@ use std::time::{Duration, Instant};
 
 /// How often a request's handoff may end without a fault of anybody's, such as a lease that ran out.
 const ATTEMPTS_MAX: u32 = 4;
-
-/// How long requests wait for a prefill group that is away.
-const PREFILL_AWAITED: Duration = Duration::from_secs(10);
 
 /// Everything that is computed after a first token.
 pub(crate) struct DecodeGroup {
@@ -241,7 +238,7 @@ impl DecodeGroup {
         while let Some(index) = self.stepper.running.iter().position(homeless) {
             let goes_on = match self.prefill {
                 Some(prefill) => self.open(machine, now, index, prefill),
-                None if now >= self.away_since + PREFILL_AWAITED => {
+                None if now >= self.away_since + WORKER_AWAITED => {
                     self.stepper.fail(index, StepError::WorkerAway);
                     true
                 }
