@@ -73,7 +73,7 @@ impl Connecting {
                     // Once for each reason: it is tried again until it succeeds.
                     let reason = error.to_string();
                     if reason != said {
-                        tracing::warn!(%role, %address, %reason, "the worker is not there");
+                        tracing::warn!(%role, %address, %reason, "no link to the worker");
                         said = reason;
                     }
                     pause = (pause * 2).min(longest);
