@@ -15,8 +15,19 @@ pub struct EngineConfig {
     /// Requests that may wait for a slot; one more is refused. A quarter of all places, running and waiting, is always
     /// left to tenants other than the busiest.
     pub queue_max: usize,
-    /// Prompt tokens that one prefill step takes. Running decodes wait that long.
+    /// Prompt tokens that one step takes at most. How many it takes, [`EngineConfig::step_target_ms`] decides.
     pub prefill_chunk_tokens: usize,
+    /// How long a step may take while somebody's answer is being written, in milliseconds: the pause between two tokens
+    /// that the engine aims at. Prompts get what decoding leaves of it.
+    pub step_target_ms: usize,
+    /// How long a request may wait for its first slot, in milliseconds.
+    pub queue_wait_max_ms: usize,
+    /// Whether pages of earlier requests of the same tenant are used again. Changes no bit of an answer.
+    pub prefix_cache: bool,
+    /// Whether tokens may be guessed and verified several at a time. Changes no bit of an answer.
+    pub speculation: bool,
+    /// Host memory for pages of requests that gave way, in MiB; what does not fit is computed again.
+    pub swap_mib: usize,
     /// Tokens of prompt and completion together that a request may have; the model's context when `None`.
     pub context_tokens_max: Option<usize>,
     /// What K and V are stored as: part of the model's fingerprint.
@@ -86,8 +97,14 @@ impl EngineConfig {
     pub const SEQUENCES_MAX: usize = 64;
     /// Beyond this a newcomer would wait for minutes: better told at once.
     pub const QUEUE_MAX: usize = 256;
-    /// 50 to 100 ms of a two-core machine with the default model: the longest pause that a decode sees.
-    pub const PREFILL_CHUNK_TOKENS: usize = 128;
+    /// More at a time makes no kernel faster, and a client that left is noticed between two steps.
+    pub const PREFILL_CHUNK_TOKENS: usize = 256;
+    /// Twelve tokens a second at least, which is faster than most people read.
+    pub const STEP_TARGET_MS: usize = 80;
+    /// Clients and proxies give up after half a minute to a minute.
+    pub const QUEUE_WAIT_MAX_MS: usize = 30_000;
+    /// Some 2,800 pages of the default model.
+    pub const SWAP_MIB: usize = 1024;
 }
 
 impl Default for EngineConfig {
@@ -98,6 +115,11 @@ impl Default for EngineConfig {
             sequences_max: Self::SEQUENCES_MAX,
             queue_max: Self::QUEUE_MAX,
             prefill_chunk_tokens: Self::PREFILL_CHUNK_TOKENS,
+            step_target_ms: Self::STEP_TARGET_MS,
+            queue_wait_max_ms: Self::QUEUE_WAIT_MAX_MS,
+            prefix_cache: true,
+            speculation: true,
+            swap_mib: Self::SWAP_MIB,
             context_tokens_max: None,
             kv: KvKind::default(),
             split: Split::default(),
@@ -119,6 +141,10 @@ pub struct EngineBounds {
     pub queue_max: usize,
     /// [`EngineConfig::prefill_chunk_tokens`].
     pub prefill_chunk_tokens: usize,
+    /// [`EngineConfig::step_target_ms`].
+    pub step_target_ms: usize,
+    /// [`EngineConfig::queue_wait_max_ms`].
+    pub queue_wait_max_ms: usize,
 }
 
 /// Why an engine did not start.
@@ -186,6 +212,8 @@ impl EngineConfig {
         sequences_max: 4_096,
         queue_max: 1 << 20,
         prefill_chunk_tokens: 4_096,
+        step_target_ms: 60_000,
+        queue_wait_max_ms: 86_400_000,
     };
 
     /// `context_length` is the model's.
@@ -200,6 +228,8 @@ impl EngineConfig {
             ("sequences_max", self.sequences_max, largest.sequences_max),
             ("queue_max", self.queue_max, largest.queue_max),
             ("prefill_chunk_tokens", self.prefill_chunk_tokens, largest.prefill_chunk_tokens),
+            ("step_target_ms", self.step_target_ms, largest.step_target_ms),
+            ("queue_wait_max_ms", self.queue_wait_max_ms, largest.queue_wait_max_ms),
             ("decode_threads", self.decode_threads.unwrap_or(1), self.threads.max(2) - 1),
             ("context_tokens_max", self.context_tokens_max.unwrap_or(1), context_length),
         ];

@@ -16,6 +16,7 @@ use engine_handoff::Incarnation;
 use engine_kernels::{KvKind, KvShape, KvStore};
 use engine_kv::{PageCounts, PageFormat, PagePool};
 use engine_model::Model;
+use engine_scheduler::Tenancy;
 use policies_domain::{Epoch, Permit, Sealer};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -146,6 +147,12 @@ pub enum SubmitError {
         /// When to come back.
         retry_after_ms: u64,
     },
+    /// The tenant has as many requests here as it may; others could still come.
+    #[error("the tenant has too many requests waiting, try again in {retry_after_ms} ms")]
+    TenantFull {
+        /// When to come back.
+        retry_after_ms: u64,
+    },
     /// Prompt and `max_tokens` do not fit the context.
     #[error("prompt and completion need {tokens} tokens, the context has {tokens_max}")]
     TooLong {
@@ -168,16 +175,17 @@ impl Engine {
     /// # Errors
     /// [`StartEngineError`].
     pub fn start(model: Arc<Model>, config: EngineConfig) -> Result<Self, StartEngineError> {
-        Self::start_with(model, config, None)
+        Self::start_with(model, config, Tenancy::default(), None)
     }
 
-    /// As [`Engine::start`]; a worker does one part of the work when there is one. It need not be there yet.
+    /// As [`Engine::start`], for these tenants; a worker does one part of the work when there is one. It need not be there yet.
     ///
     /// # Errors
     /// [`StartEngineError`].
     pub fn start_with(
         model: Arc<Model>,
         config: EngineConfig,
+        tenancy: Tenancy,
         worker: Option<RemoteWorker>,
     ) -> Result<Self, StartEngineError> {
         let (split, has_worker) = (config.split.as_str(), worker.is_some());
@@ -193,7 +201,11 @@ impl Engine {
             (model.fingerprint(config.kv), config.context_max(model.config().context_length));
         let inbox = Arc::new(Inbox::new(config.sequences_max + config.queue_max));
         let counters = Arc::new(Counters::new());
-        let stepper = |role| Stepper::new(role, inbox.clone(), counters.clone(), config);
+        let stepper = |role| {
+            let mut stepper = Stepper::new(role, inbox.clone(), counters.clone(), config);
+            stepper.tenancy = tenancy.clone();
+            stepper
+        };
         let mut threads = Threads { alive: Arc::new(Alive(counters.clone(), inbox.clone())), running: Vec::new() };
         let mut pools = vec![of_decode.pool.clone()];
         #[cfg(feature = "fault-injection")]

@@ -35,6 +35,7 @@ pub use config::{EngineBounds, EngineConfig, Split, StartEngineError};
 pub use engine::{Engine, EngineStats, SubmitError};
 pub use engine_handoff::Check;
 pub use engine_kernels::KvKind;
+pub use engine_scheduler::{Class, Overpromised, Tenancy, TenantTerms};
 #[cfg(feature = "fault-injection")]
 pub use executor::StepExecutor;
 #[cfg(feature = "fault-injection")]

@@ -25,6 +25,8 @@ pub(crate) struct Running {
     /// Prompt, then completion.
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompt_tokens: usize,
+    /// Tokens of the prompt that were found in the prefix cache, in its first admission.
+    pub(crate) cached_tokens: usize,
     /// Length at which the response is cut.
     pub(crate) tokens_max: usize,
     /// Tokens whose keys and values are in `block_table`.
@@ -105,6 +107,7 @@ impl Running {
             label,
             tokens,
             prompt_tokens,
+            cached_tokens: 0,
             tokens_max,
             computed: 0,
             block_table: None,
@@ -414,7 +417,8 @@ impl Running {
 
     fn delivery(&self, result: Result<Step, StepError>) -> Delivery {
         let completion_tokens = self.tokens.len() - self.prompt_tokens;
-        let usage = Usage { prompt_tokens: self.prompt_tokens, completion_tokens };
+        let (prompt_tokens, cached_tokens) = (self.prompt_tokens, self.cached_tokens);
+        let usage = Usage { prompt_tokens, cached_tokens, completion_tokens };
         Delivery { result, usage, timings: self.timings }
     }
 }

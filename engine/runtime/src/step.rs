@@ -22,6 +22,7 @@ use engine_handoff::FirstStep;
 use engine_kernels::{PageFault, Span};
 use engine_kv::{AllocateError, PAGE_TOKENS};
 use engine_model::ForwardError;
+use engine_scheduler::Tenancy;
 use policies_domain::{PageId, PageTrace, QuarantineReason};
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::Arc;
@@ -53,6 +54,7 @@ pub(crate) struct Stepper {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) config: EngineConfig,
+    pub(crate) tenancy: Tenancy,
     /// Requests that hold a slot, the last admitted last. At most `sequences_max`.
     pub(crate) running: Vec<Running>,
     /// Requests that lost slot and pages to others. The inbox bounds them together with all others.
@@ -112,6 +114,7 @@ impl Stepper {
     /// With nothing to do yet.
     pub(crate) fn new(role: Role, inbox: Arc<Inbox>, counters: Arc<Counters>, config: EngineConfig) -> Self {
         Self {
+            tenancy: Tenancy::default(),
             role,
             inbox,
             counters,

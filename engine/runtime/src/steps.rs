@@ -19,6 +19,8 @@ pub(crate) const WORKER_AWAITED: Duration = Duration::from_secs(10);
 pub struct Usage {
     /// Of the prompt.
     pub prompt_tokens: usize,
+    /// Of these, the tokens that were found in the tenant's own prefix cache.
+    pub cached_tokens: usize,
     /// Sampled, the end-of-turn token included.
     pub completion_tokens: usize,
 }
@@ -64,6 +66,12 @@ pub enum StepError {
     /// middle of it.
     #[error("a worker of the engine is not connected")]
     WorkerAway,
+    /// It waited too long for a slot. Nothing was computed.
+    #[error("the request waited too long for its turn, try again in {retry_after_ms} ms")]
+    Expired {
+        /// When to come back.
+        retry_after_ms: u64,
+    },
     /// The engine has ended.
     #[error("the engine has stopped")]
     Stopped,
@@ -98,7 +106,7 @@ impl Steps {
         inbox: Arc<Inbox>,
         prompt_tokens: usize,
     ) -> Self {
-        let usage = Usage { prompt_tokens, completion_tokens: 0 };
+        let usage = Usage { prompt_tokens, ..Usage::default() };
         Self { request, deliveries, inbox, usage, timings: Timings::default(), ended: false }
     }
 

@@ -303,7 +303,7 @@ struct UsageObject {
 }
 
 impl From<Usage> for UsageObject {
-    fn from(Usage { prompt_tokens, completion_tokens }: Usage) -> Self {
+    fn from(Usage { prompt_tokens, completion_tokens, .. }: Usage) -> Self {
         Self { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
     }
 }

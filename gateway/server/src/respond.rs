@@ -187,6 +187,12 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::Submit(SubmitError::Full { retry_after_ms }) => {
             Refusal::overload(503, "engine_overloaded", message, *retry_after_ms)
         }
+        RequestError::Submit(SubmitError::TenantFull { retry_after_ms }) => {
+            Refusal::overload(429, "tenant_overloaded", message, *retry_after_ms)
+        }
+        RequestError::Step(StepError::Expired { retry_after_ms }) => {
+            Refusal::overload(503, "queue_wait_exceeded", message, *retry_after_ms)
+        }
         RequestError::Step(StepError::PoolExhausted) => {
             Refusal::overload(503, "engine_overloaded", message, RETRY_AFTER_MS)
         }

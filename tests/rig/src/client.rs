@@ -184,6 +184,7 @@ pub fn is_isolation_fault(error: StepError) -> bool {
         | StepError::Stopped
         | StepError::NotANumber
         | StepError::WorkerAway
+        | StepError::Expired { .. }
         | StepError::Internal => false,
     }
 }

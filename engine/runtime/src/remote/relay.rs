@@ -117,7 +117,9 @@ impl Relaying {
                 let sealer = key.sealer(Layer::Text, binding);
                 match enqueue_after(&inbox, context_max, sequence, sampling.clone(), sealer, after.steps) {
                     Ok(steps) => return Ok(steps),
-                    Err(SubmitError::Full { .. }) => tokio::time::sleep(PLACE_PAUSE).await,
+                    Err(SubmitError::Full { .. } | SubmitError::TenantFull { .. }) => {
+                        tokio::time::sleep(PLACE_PAUSE).await
+                    }
                     Err(SubmitError::Stopped) => return Err(StepError::Stopped),
                     Err(SubmitError::TooLong { .. } | SubmitError::PermitMismatch) => return Err(StepError::Internal),
                 }

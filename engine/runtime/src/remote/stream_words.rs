@@ -141,6 +141,8 @@ pub(super) struct CountsWord {
     prefill_us: u64,
     #[n(4)]
     decode_us: u64,
+    #[n(5)]
+    cached_tokens: u64,
 }
 
 impl BindingWord {
@@ -235,6 +237,7 @@ impl CountsWord {
     pub(super) fn of(usage: Usage, timings: Timings) -> Self {
         Self {
             prompt_tokens: usage.prompt_tokens as u64,
+            cached_tokens: usage.cached_tokens as u64,
             completion_tokens: usage.completion_tokens as u64,
             queued_us: timings.queued_us,
             prefill_us: timings.prefill_us,
@@ -245,6 +248,7 @@ impl CountsWord {
     pub(super) fn counts(self) -> Result<(Usage, Timings), WordError> {
         let usage = Usage {
             prompt_tokens: size(self.prompt_tokens, "prompt_tokens")?,
+            cached_tokens: size(self.cached_tokens, "cached_tokens")?,
             completion_tokens: size(self.completion_tokens, "completion_tokens")?,
         };
         let Self { queued_us, prefill_us, decode_us, .. } = self;

@@ -177,7 +177,7 @@ impl Streams {
         let mut submitted = state.submitted();
         let State { open, next, link, away_since } = &mut *state;
         for request in new {
-            let usage = Usage { prompt_tokens: request.prompt_tokens, completion_tokens: 0 };
+            let usage = Usage { prompt_tokens: request.prompt_tokens, cached_tokens: 0, completion_tokens: 0 };
             let timings = Timings::default();
             let after = AfterWord::default();
             open.insert(*next, Open { request, submitted: false, came: 0, told: 0, after, usage, timings });

@@ -299,6 +299,8 @@ pub(super) enum FailureWord {
     Handoff(#[n(0)] u8),
     #[n(8)]
     WorkerAway,
+    #[n(9)]
+    Expired(#[n(0)] u64),
 }
 
 impl FailureWord {
@@ -316,6 +318,7 @@ impl FailureWord {
                 StepError::Handoff { check: *check }
             }
             Self::WorkerAway => StepError::WorkerAway,
+            Self::Expired(retry_after_ms) => StepError::Expired { retry_after_ms },
         })
     }
 }
@@ -599,6 +602,7 @@ impl From<StepError> for FailureWord {
             StepError::NotANumber => Self::NotANumber,
             StepError::Internal => Self::Internal,
             StepError::WorkerAway => Self::WorkerAway,
+            StepError::Expired { retry_after_ms } => Self::Expired(retry_after_ms),
             // INVARIANT: `Check::ALL` has all of them, far fewer than 256.
             StepError::Handoff { check } => {
                 Self::Handoff(Check::ALL.iter().position(|known| *known == check).unwrap_or(0) as u8)

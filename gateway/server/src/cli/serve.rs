@@ -5,7 +5,7 @@ use super::{environment, templates};
 use anyhow::{Context, Result};
 use engine_link::{Identity, IdentityFiles, Role};
 use engine_model::{CacheUse, LoadOptions, Loaded, Model, UnsavedWeights};
-use engine_runtime::{Engine, RemoteWorker};
+use engine_runtime::{Engine, RemoteWorker, Tenancy};
 use gateway_server::{Config, Gateway, WeightsCache, WorkerPlace};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -53,7 +53,7 @@ pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
             Some(RemoteWorker { address: worker.address.clone(), identity: identity(worker, worker.role.peer())? })
         }
     };
-    Ok(Engine::start_with(load_model(config).await?, config.engine, worker)?)
+    Ok(Engine::start_with(load_model(config).await?, config.engine, Tenancy::default(), worker)?)
 }
 
 /// Who this process is, as a part of the engine, towards the others.

@@ -176,7 +176,7 @@ async fn respond_both(
         if let (Some(reply), Some(mut entry)) =
             (&mut replies[number], entries[number].take_if(|_| errors[number].is_none()))
         {
-            match reply.close(&mut entry, Usage { prompt_tokens: 1, completion_tokens: 2 }).await {
+            match reply.close(&mut entry, Usage { prompt_tokens: 1, cached_tokens: 0, completion_tokens: 2 }).await {
                 Ok(()) => {
                     let sealed = entry.seal(nothing_done(SealReason::Stop)).await.unwrap();
                     reply.finish(&sealed).await.unwrap();

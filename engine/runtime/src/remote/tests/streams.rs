@@ -78,7 +78,7 @@ fn who_has_got_no_token_is_submitted_again_and_goes_on_where_its_reader_is() {
         let seal = own.seal(Epoch(40), index, b"", None);
         let (trace, text) = (PageTrace::default(), Completion::new(String::new()));
         let step = Step { request, index, trace, restarted: false, tokens, text, finish: None, seal };
-        let usage = Usage { prompt_tokens: 3, completion_tokens: tokens as usize };
+        let usage = Usage { prompt_tokens: 3, cached_tokens: 0, completion_tokens: tokens as usize };
         StreamWord::Step(StepWord::of(&step, usage, Timings::default()))
     };
     thread::scope(|scope| {
@@ -122,7 +122,11 @@ fn cancelled_command_desync() {
         let seal = sealer(label(tenant), request).seal(Epoch(4), index, b"secret", None);
         let (trace, text) = (PageTrace::default(), Completion::new("secret".to_owned()));
         let step = Step { request, index, trace, restarted: false, tokens: 1, text, finish: None, seal };
-        StreamWord::Step(StepWord::of(&step, Usage { prompt_tokens: 3, completion_tokens: 1 }, Timings::default()))
+        StreamWord::Step(StepWord::of(
+            &step,
+            Usage { prompt_tokens: 3, cached_tokens: 0, completion_tokens: 1 },
+            Timings::default(),
+        ))
     };
     thread::scope(|scope| {
         scope.spawn(|| streams.run());
