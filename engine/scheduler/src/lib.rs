@@ -5,10 +5,14 @@
 //! tenants is shown of this very code.
 #![forbid(unsafe_code)]
 
+mod admission;
 mod cost;
 mod fair;
 mod pages;
+mod scheduler;
 mod terms;
 
+pub use admission::{Bounds, Full, Load};
 pub use cost::{CostModel, Costs, Pass, Row};
+pub use scheduler::{Arrival, Chunk, Fit, Key, Reclaim, Scheduler, SchedulerConfig};
 pub use terms::{Class, Overpromised, Tenancy, TenantTerms};

@@ -1,0 +1,409 @@
+//! The decisions of one step loop: who gets a slot, whose prompt goes on, who gives way.
+
+mod queues;
+
+use crate::cost::{CostModel, Costs, Pass, Row};
+use crate::fair::{FairShares, Lane};
+use crate::pages::PageShares;
+use crate::terms::{Class, Tenancy};
+use policies_domain::Label;
+use queues::Queues;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+/// A request's name, the caller's. An older request has a lower one.
+pub type Key = u64;
+
+/// Tenants that are looked at for one decision, at most: the next ones in order.
+const TENANTS_LOOKED_AT: usize = 16;
+/// Of one tenant, requests that are looked at for one decision.
+const REQUESTS_LOOKED_AT: usize = 4;
+/// Tokens of a chunk, at least: below it a pass reads the weights for too little. Also the widest tile of the kernels, with
+/// what is left of a prompt as the only exception.
+const CHUNK_TOKENS_MIN: usize = 32;
+/// Chunks that are not a prompt's last are multiples of this: rows that a kernel takes at once.
+const CHUNK_STEP: usize = 8;
+/// Tokens of an answer that a request pays for when it is admitted. What it really costs is settled as it comes.
+const ANSWER_TOKENS_PREPAID: usize = 16;
+/// A class keeps this part of the slots against more urgent ones, in thousandths, and one at least.
+const SLOT_FLOOR_PERMILLE: usize = 100;
+/// Slots for a weight of one, as a whole number that can be compared.
+const RATIO: u64 = 1 << 20;
+
+/// What a scheduler is made from.
+#[derive(Clone, Debug)]
+pub struct SchedulerConfig {
+    /// Everybody's terms.
+    pub tenancy: Tenancy,
+    /// What passes cost.
+    pub costs: Costs,
+    /// Requests that may have a slot at a time.
+    pub slots: usize,
+    /// KV pages of the pool.
+    pub pages: usize,
+    /// Tokens of prompts in one step, at most.
+    pub chunk_tokens_max: usize,
+    /// A request that has waited for this long is not passed by others of its tenant, nor by smaller ones of anybody.
+    pub age_bound: Duration,
+}
+
+/// A request that comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Whose it is.
+    pub tenant: Label,
+    /// Tokens to compute before the first one of the answer.
+    pub prompt_tokens: usize,
+    /// Of these, what its tenant's cache has.
+    pub cached_tokens: usize,
+    /// How often it gave way before.
+    pub restarts: u32,
+}
+
+/// Whether a request could begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// It could.
+    Now,
+    /// Not now. Others may go before it.
+    Later,
+    /// Not now, and nobody goes before it.
+    Hold,
+}
+
+/// Who gives pages up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reclaim {
+    /// This tenant's cache, up to so many pages.
+    Cache(Label, usize),
+    /// This request, whose pages go.
+    Request(Key),
+}
+
+/// The next piece of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Whose.
+    pub key: Key,
+    /// How many tokens of it.
+    pub tokens: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    arrival: Arrival,
+    since: Duration,
+    /// Charged and not spent, in nanoseconds.
+    prepaid_ns: u64,
+    has_slot: bool,
+    prefills: bool,
+}
+
+/// See the module. What every call costs grows with the logarithm of the number of tenants and requests.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    shares: FairShares,
+    pages: PageShares,
+    costs: CostModel,
+    requests: HashMap<Key, Request>,
+    queues: HashMap<Label, Queues>,
+    /// Tenants that have slots: by class, and the one with the most for its weight last.
+    holders: BTreeSet<(Class, u64, Label)>,
+    slots_taken: [usize; 3],
+}
+
+impl Scheduler {
+    /// With nothing to do yet.
+    #[must_use]
+    pub fn new(config: SchedulerConfig) -> Self {
+        Self {
+            shares: FairShares::new(config.tenancy.clone()),
+            pages: PageShares::new(config.pages),
+            costs: CostModel::new(config.costs),
+            requests: HashMap::new(),
+            queues: HashMap::new(),
+            holders: BTreeSet::new(),
+            slots_taken: [0; 3],
+            config,
+        }
+    }
+
+    /// A request waits for a slot. `key` is nobody's else.
+    pub fn arrive(&mut self, now: Duration, key: Key, arrival: Arrival) {
+        let request = Request { arrival, since: now, prepaid_ns: 0, has_slot: false, prefills: false };
+        if self.requests.insert(key, request).is_some() {
+            debug_assert!(false, "two requests of one name");
+            return;
+        }
+        self.shares.enter(arrival.tenant);
+        self.queues.entry(arrival.tenant).or_default().wait(key, arrival.cached_tokens);
+        self.shares.set_ready(arrival.tenant, Lane::Slots, true);
+    }
+
+    /// Another part of its prompt is in the cache by now.
+    pub fn note_cached(&mut self, key: Key, cached_tokens: usize) {
+        let Some(request) = self.requests.get_mut(&key).filter(|request| !request.has_slot) else { return };
+        let before = std::mem::replace(&mut request.arrival.cached_tokens, cached_tokens);
+        if let Some(queues) = self.queues.get_mut(&request.arrival.tenant) {
+            queues.wait_no_more(key, before);
+            queues.wait(key, cached_tokens);
+        }
+    }
+
+    /// Whether this request is known, waiting or with a slot.
+    #[must_use]
+    pub fn knows(&self, key: Key) -> bool {
+        self.requests.contains_key(&key)
+    }
+
+    /// Who gets the next slot: of the tenant whose turn it is, the request with the longest cached prefix, or the oldest one
+    /// when that has waited for too long. `fits` says whether it could begin.
+    pub fn next(&self, now: Duration, mut fits: impl FnMut(Key) -> Fit) -> Option<Key> {
+        for tenant in self.shares.order(Lane::Slots).take(TENANTS_LOOKED_AT) {
+            let Some(queues) = self.queues.get(&tenant) else { continue };
+            let aged = |key| now.saturating_sub(self.since(key)) >= self.config.age_bound;
+            let aged_first = queues.oldest().filter(|key| aged(*key));
+            for key in aged_first.into_iter().chain(queues.longest_prefix_first().take(REQUESTS_LOOKED_AT)) {
+                match fits(key) {
+                    Fit::Now => return Some(key),
+                    Fit::Hold => return None,
+                    Fit::Later if aged(key) => return None,
+                    Fit::Later => (),
+                }
+            }
+        }
+        None
+    }
+
+    /// A request gets a slot, and computes its prompt.
+    pub fn admit(&mut self, key: Key) {
+        let Some(request) = self.requests.get_mut(&key).filter(|request| !request.has_slot) else { return };
+        (request.has_slot, request.prefills) = (true, true);
+        let Arrival { tenant, prompt_tokens, cached_tokens, restarts } = request.arrival;
+        let prepaid_ns = self.costs.request_ns(prompt_tokens, cached_tokens, ANSWER_TOKENS_PREPAID);
+        request.prepaid_ns = prepaid_ns;
+        let queues = self.queues.entry(tenant).or_default();
+        queues.wait_no_more(key, cached_tokens);
+        queues.prefilling.insert(key);
+        let waits = queues.waits();
+        self.change_slots(tenant, |queues| {
+            queues.running.insert((Reverse(restarts), key));
+        });
+        self.shares.set_ready(tenant, Lane::Slots, waits);
+        self.shares.set_ready(tenant, Lane::Prefill, true);
+        self.shares.charge(tenant, prepaid_ns);
+    }
+
+    /// Its prompt is computed, or not computed here.
+    pub fn prefilled(&mut self, key: Key) {
+        let Some(request) = self.requests.get_mut(&key).filter(|request| request.prefills) else { return };
+        request.prefills = false;
+        let tenant = request.arrival.tenant;
+        let queues = self.queues.entry(tenant).or_default();
+        queues.prefilling.remove(&key);
+        let ready = !queues.prefilling.is_empty();
+        self.shares.set_ready(tenant, Lane::Prefill, ready);
+    }
+
+    /// A request is gone, wherever it was. One that gave way comes back with [`Scheduler::arrive`].
+    pub fn forget(&mut self, key: Key) {
+        self.prefilled(key);
+        let Some(request) = self.requests.remove(&key) else { return };
+        let Arrival { tenant, cached_tokens, restarts, .. } = request.arrival;
+        if request.has_slot {
+            self.change_slots(tenant, |queues| {
+                queues.running.remove(&(Reverse(restarts), key));
+            });
+        } else if let Some(queues) = self.queues.get_mut(&tenant) {
+            queues.wait_no_more(key, cached_tokens);
+            let waits = queues.waits();
+            self.shares.set_ready(tenant, Lane::Slots, waits);
+        }
+        self.shares.refund(tenant, request.prepaid_ns);
+        self.shares.leave(tenant);
+        if self.queues.get(&tenant).is_some_and(Queues::is_empty) {
+            self.queues.remove(&tenant);
+        }
+    }
+
+    /// A request's work cost so much.
+    pub fn charge(&mut self, key: Key, cost_ns: u64) {
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        let prepaid = request.prepaid_ns.min(cost_ns);
+        request.prepaid_ns -= prepaid;
+        self.shares.charge(request.arrival.tenant, cost_ns - prepaid);
+    }
+
+    /// Somebody who gives its slot to a request of `tenant` when all are taken: the youngest of those that gave way least
+    /// often, of a less urgent class or of the tenant with the most slots for its weight. `None`: nobody has more than its share.
+    #[must_use]
+    pub fn victim_for_slot(&self, tenant: Label) -> Option<Key> {
+        let (class, weight) = (self.shares.class(tenant), self.shares.weight(tenant));
+        let own = self.slots_of(tenant) as u64;
+        let floor = (self.config.slots * SLOT_FLOOR_PERMILLE / 1000).max(1);
+        let below_floor = self.slots_taken[class as usize] < floor;
+        // Less urgent classes give first.
+        let holder = Class::ALL.into_iter().rev().find_map(|of| {
+            let (_, _, holder) =
+                self.holders.range((of, 0, Label::PUBLIC)..=(of, u64::MAX, Label::NOBODY)).next_back()?;
+            let theirs = self.slots_of(*holder) as u64;
+            let gives = if of == class {
+                (theirs.saturating_sub(1)) * weight >= (own + 1) * self.shares.weight(*holder)
+            } else {
+                (of > class || below_floor) && self.slots_taken[of as usize] > floor
+            };
+            gives.then_some(*holder)
+        })?;
+        self.newest(holder)
+    }
+
+    /// Who gives pages up for `tenant` when none is free: the cache of whoever has most above its guarantee, then its newest
+    /// request. The tenant itself when nobody has more than its guarantee.
+    #[must_use]
+    pub fn reclaim_for(&self, tenant: Label) -> Option<Reclaim> {
+        let from = self.pages.give_for(tenant).unwrap_or(tenant);
+        let cached = self.pages.cached(from);
+        if cached > 0 {
+            return Some(Reclaim::Cache(from, cached));
+        }
+        let most_slots = || self.holders.iter().max_by_key(|(_, ratio, _)| *ratio).map(|(.., holder)| *holder);
+        let newest = self.newest(from).or_else(|| self.newest(tenant)).or_else(|| self.newest(most_slots()?))?;
+        Some(Reclaim::Request(newest))
+    }
+
+    /// A tenant has so many pages now, `cached` of which nothing but its cache holds.
+    pub fn note_pages(&mut self, tenant: Label, pages: usize, cached: usize) {
+        self.pages.note(&self.config.tenancy, tenant, pages, cached);
+    }
+
+    /// What prompts get of a step in which so much time is left, appended to `into`. There is always a chunk for somebody.
+    ///
+    /// Each tenant in its order gets what is left, but half of it at most while another waits; nothing of an exclusive tenant
+    /// shares a pass with others. `rest`: what of a prompt is to be computed, or that it cannot go on now.
+    pub fn plan_prefill(&self, left_us: f64, rest: impl Fn(Key) -> Option<Row>, into: &mut Vec<Chunk>) {
+        let mut left_us = left_us - self.costs.prefill_fixed_us();
+        let mut left_tokens = self.config.chunk_tokens_max;
+        let begin = into.len();
+        let mut order = self.shares.order(Lane::Prefill).take(TENANTS_LOOKED_AT).peekable();
+        while let Some(tenant) = order.next() {
+            let exclusive = self.config.tenancy.of(tenant).exclusive;
+            if exclusive && into.len() > begin {
+                continue;
+            }
+            let part = if order.peek().is_some() && !exclusive { 2.0 } else { 1.0 };
+            let (mut own_us, mut own_tokens) = (left_us / part, left_tokens.div_ceil(part as usize));
+            let prompts = self.queues.get(&tenant).into_iter().flat_map(|queues| &queues.prefilling);
+            for key in prompts.take(left_tokens / CHUNK_STEP + 1) {
+                let Some(row) = rest(*key).filter(|row| row.tokens > 0) else { continue };
+                let within = self.costs.tokens_within(own_us, row.depth).min(own_tokens);
+                let Some(tokens) = chunk_tokens(row.tokens, within, into.len() == begin, left_tokens) else { break };
+                let took_us =
+                    self.costs.predict_us(Pass::Prefill, [Row { tokens, ..row }]) - self.costs.prefill_fixed_us();
+                into.push(Chunk { key: *key, tokens });
+                (own_us, left_us) = (own_us - took_us, left_us - took_us);
+                own_tokens = own_tokens.saturating_sub(tokens);
+                left_tokens = left_tokens.saturating_sub(tokens);
+            }
+            if exclusive && into.len() > begin {
+                break;
+            }
+        }
+        self.top_up(left_us, left_tokens, rest, &mut into[begin..]);
+    }
+
+    /// What is left when everybody had a part goes to whoever can use it, in the same order.
+    fn top_up(&self, left_us: f64, tokens_max: usize, rest: impl Fn(Key) -> Option<Row>, chunks: &mut [Chunk]) {
+        let (mut left_us, mut left_tokens) = (left_us, tokens_max);
+        for chunk in chunks {
+            let Some(row) = rest(chunk.key) else { continue };
+            let (more, depth) = (row.tokens.saturating_sub(chunk.tokens), row.depth + chunk.tokens);
+            let within = self.costs.tokens_within(left_us, depth).min(left_tokens).min(more);
+            let tokens = if within == more { more } else { within / CHUNK_STEP * CHUNK_STEP };
+            left_us -= self.costs.predict_us(Pass::Prefill, [Row { tokens, depth }]) - self.costs.prefill_fixed_us();
+            left_tokens -= tokens;
+            chunk.tokens += tokens;
+        }
+    }
+
+    /// What passes cost.
+    #[must_use]
+    pub fn costs(&self) -> &CostModel {
+        &self.costs
+    }
+
+    /// What passes cost, to be corrected.
+    pub fn costs_mut(&mut self) -> &mut CostModel {
+        &mut self.costs
+    }
+
+    /// Everybody's terms.
+    #[must_use]
+    pub fn tenancy(&self) -> &Tenancy {
+        self.shares.tenancy()
+    }
+
+    /// Pages that nobody takes from this tenant.
+    #[must_use]
+    pub fn guaranteed_pages(&self, tenant: Label) -> usize {
+        self.config.tenancy.guaranteed_pages(tenant, self.config.pages)
+    }
+
+    /// Requests that have a slot.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.slots_taken.iter().sum()
+    }
+
+    /// Requests that wait for one.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.requests.len() - self.running()
+    }
+
+    fn since(&self, key: Key) -> Duration {
+        self.requests.get(&key).map_or(Duration::MAX, |request| request.since)
+    }
+
+    fn slots_of(&self, tenant: Label) -> usize {
+        self.queues.get(&tenant).map_or(0, |queues| queues.running.len())
+    }
+
+    fn newest(&self, tenant: Label) -> Option<Key> {
+        self.queues.get(&tenant)?.running.last().map(|(_, key)| *key)
+    }
+
+    fn change_slots(&mut self, tenant: Label, change: impl FnOnce(&mut Queues)) {
+        let (class, weight) = (self.shares.class(tenant), self.shares.weight(tenant));
+        let place = |slots: usize| (class, slots as u64 * RATIO / weight, tenant);
+        let queues = self.queues.entry(tenant).or_default();
+        let before = queues.running.len();
+        change(queues);
+        let now = queues.running.len();
+        self.holders.remove(&place(before));
+        if now > 0 {
+            self.holders.insert(place(now));
+        }
+        let taken = &mut self.slots_taken[class as usize];
+        *taken = *taken + now - before;
+    }
+}
+
+/// Of `rest` tokens of a prompt, how many are computed when there is time for `within`: not too few, unless it is the end of the
+/// prompt. The first chunk of a step goes on whatever there is time for. `None`: there is no time left.
+fn chunk_tokens(rest: usize, within: usize, first: bool, tokens_max: usize) -> Option<usize> {
+    let least = CHUNK_TOKENS_MIN.min(tokens_max);
+    let tokens = if first { within.max(least) } else { within }.min(rest).min(tokens_max);
+    let whole = tokens / CHUNK_STEP * CHUNK_STEP;
+    let chunk = match tokens {
+        _ if tokens == rest => tokens,
+        _ if whole >= least => whole,
+        _ if first => tokens,
+        _ => 0,
+    };
+    Some(chunk).filter(|tokens| *tokens > 0)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,239 @@
+use super::*;
+use crate::TenantTerms;
+use policies_domain::TenantId;
+
+const COSTS: Costs =
+    Costs { decode_us: 1000.0, row_us: 100.0, read_us: 0.0, prefill_us: 500.0, token_us: 100.0, depth_us: 0.0 };
+
+fn label(number: u32) -> Label {
+    Label::of(TenantId::new(number).unwrap())
+}
+
+fn scheduler(tenants: &[(u32, TenantTerms)]) -> Scheduler {
+    let tenancy = Tenancy::new(tenants.iter().map(|(tenant, terms)| (label(*tenant), *terms))).unwrap();
+    let age_bound = Duration::from_secs(2);
+    Scheduler::new(SchedulerConfig { tenancy, costs: COSTS, slots: 10, pages: 100, chunk_tokens_max: 256, age_bound })
+}
+
+fn arrival(tenant: u32, prompt_tokens: usize) -> Arrival {
+    Arrival { tenant: label(tenant), prompt_tokens, cached_tokens: 0, restarts: 0 }
+}
+
+fn arrive(scheduler: &mut Scheduler, tenant: u32, keys: impl IntoIterator<Item = Key>) {
+    for key in keys {
+        scheduler.arrive(Duration::ZERO, key, arrival(tenant, 100));
+    }
+}
+
+fn admit_all(scheduler: &mut Scheduler, slots: usize) -> Vec<Key> {
+    let mut admitted = Vec::new();
+    while scheduler.running() < slots
+        && let Some(key) = scheduler.next(Duration::ZERO, |_| Fit::Now)
+    {
+        scheduler.admit(key);
+        admitted.push(key);
+    }
+    admitted
+}
+
+fn plan(scheduler: &Scheduler, left_us: f64, rest: impl Fn(Key) -> Option<Row>) -> Vec<(Key, usize)> {
+    let mut chunks = Vec::new();
+    scheduler.plan_prefill(left_us, rest, &mut chunks);
+    chunks.into_iter().map(|Chunk { key, tokens }| (key, tokens)).collect()
+}
+
+#[test]
+fn slots_go_round_between_tenants_however_many_requests_each_has() {
+    let mut scheduler = scheduler(&[]);
+    arrive(&mut scheduler, 1, 0..20);
+    arrive(&mut scheduler, 2, 20..22);
+    arrive(&mut scheduler, 3, 22..42);
+    let admitted = admit_all(&mut scheduler, 10);
+    let of = |keys: std::ops::Range<Key>| admitted.iter().filter(|key| keys.contains(key)).count();
+    assert_eq!([of(0..20), of(20..22), of(22..42)], [4, 2, 4]);
+    assert_eq!((scheduler.running(), scheduler.waiting()), (10, 32));
+}
+
+#[test]
+fn what_was_prepaid_and_not_used_comes_back() {
+    let mut scheduler = scheduler(&[]);
+    arrive(&mut scheduler, 1, 0..100);
+    arrive(&mut scheduler, 2, 100..200);
+    // The first one's requests end at once, as those of clients that leave: that costs nothing.
+    for _ in 0..40 {
+        let key = scheduler.next(Duration::ZERO, |_| Fit::Now).unwrap();
+        scheduler.admit(key);
+        if key < 100 {
+            scheduler.charge(key, 1000);
+            scheduler.forget(key);
+        } else {
+            scheduler.charge(key, 30_000_000);
+        }
+    }
+    assert!(scheduler.slots_of(label(2)) <= 1, "{:?}", scheduler.slots_of(label(2)));
+}
+
+#[test]
+fn inside_a_tenant_the_longest_prefix_goes_first_until_the_oldest_has_waited_too_long() {
+    let mut scheduler = scheduler(&[]);
+    scheduler.arrive(Duration::ZERO, 1, arrival(1, 500));
+    scheduler.arrive(Duration::from_secs(1), 2, Arrival { cached_tokens: 480, ..arrival(1, 500) });
+    scheduler.arrive(Duration::from_secs(1), 3, Arrival { cached_tokens: 160, ..arrival(1, 500) });
+    let next = |scheduler: &Scheduler, seconds| scheduler.next(Duration::from_secs(seconds), |_| Fit::Now);
+    assert_eq!(next(&scheduler, 1), Some(2));
+    assert_eq!(next(&scheduler, 2), Some(1), "it has waited for two seconds");
+    scheduler.note_cached(3, 496);
+    assert_eq!(next(&scheduler, 1), Some(3));
+    // The prefix of one tenant's request says nothing about another tenant's turn.
+    scheduler.charge(1, 1_000_000_000);
+    scheduler.arrive(Duration::from_secs(1), 4, arrival(2, 2000));
+    assert_eq!(next(&scheduler, 1), Some(3), "both clocks are the same: tenant 2 was lifted");
+    scheduler.charge(1, 1);
+    assert_eq!(next(&scheduler, 1), Some(4));
+}
+
+#[test]
+fn who_does_not_fit_lets_others_pass_for_a_while() {
+    let mut scheduler = scheduler(&[]);
+    scheduler.arrive(Duration::ZERO, 1, arrival(1, 5000));
+    scheduler.arrive(Duration::ZERO, 2, arrival(2, 10));
+    let fits = |key| if key == 2 { Fit::Now } else { Fit::Later };
+    assert_eq!(scheduler.next(Duration::from_secs(1), fits), Some(2));
+    assert_eq!(scheduler.next(Duration::from_secs(2), fits), None);
+    assert_eq!(scheduler.next(Duration::from_secs(1), |key| if key == 2 { Fit::Now } else { Fit::Hold }), None);
+}
+
+#[test]
+fn whoever_has_more_slots_than_its_share_gives_one_up() {
+    let mut scheduler = scheduler(&[(2, TenantTerms { weight: 3, ..TenantTerms::default() })]);
+    arrive(&mut scheduler, 1, 0..10);
+    assert_eq!(admit_all(&mut scheduler, 10).len(), 10);
+    assert_eq!(scheduler.victim_for_slot(label(3)), Some(9), "the youngest");
+    assert_eq!(scheduler.victim_for_slot(label(1)), None);
+    arrive(&mut scheduler, 3, 10..20);
+    for turn in 0..4 {
+        let victim = scheduler.victim_for_slot(label(3)).unwrap();
+        scheduler.forget(victim);
+        let restarted = Arrival { restarts: 1, ..arrival(1, 100) };
+        scheduler.arrive(Duration::ZERO, victim, restarted);
+        scheduler.admit(10 + turn);
+    }
+    assert!(scheduler.victim_for_slot(label(3)).is_some());
+    scheduler.admit(14);
+    assert_eq!(scheduler.victim_for_slot(label(3)), None, "each has five or six");
+    // Three times the weight: three times the slots.
+    assert!(scheduler.victim_for_slot(label(2)).is_some());
+}
+
+#[test]
+fn who_gave_way_often_is_spared() {
+    let mut scheduler = scheduler(&[]);
+    arrive(&mut scheduler, 1, 0..3);
+    scheduler.arrive(Duration::ZERO, 3, Arrival { restarts: 2, ..arrival(1, 100) });
+    scheduler.arrive(Duration::ZERO, 4, Arrival { restarts: 1, ..arrival(1, 100) });
+    admit_all(&mut scheduler, 10);
+    let mut order = Vec::new();
+    while let Some(victim) = scheduler.victim_for_slot(label(2)) {
+        order.push(victim);
+        scheduler.forget(victim);
+    }
+    assert_eq!(order, [2, 1, 0, 4]);
+}
+
+#[test]
+fn a_more_urgent_class_takes_slots_but_for_the_floor() {
+    let class = |class| TenantTerms { class, ..TenantTerms::default() };
+    let mut scheduler = scheduler(&[(1, class(Class::Batch)), (2, class(Class::Interactive))]);
+    arrive(&mut scheduler, 1, 0..10);
+    admit_all(&mut scheduler, 10);
+    arrive(&mut scheduler, 2, 10..30);
+    let mut taken = 0;
+    while let Some(victim) = scheduler.victim_for_slot(label(2)) {
+        scheduler.forget(victim);
+        scheduler.admit(10 + taken);
+        taken += 1;
+    }
+    assert_eq!((taken, scheduler.slots_of(label(1))), (9, 1), "a tenth is the batch class's");
+    assert_eq!(scheduler.victim_for_slot(label(1)), None);
+    scheduler.forget(0);
+    scheduler.admit(19);
+    assert!(scheduler.victim_for_slot(label(1)).is_some(), "it gets its floor back");
+}
+
+#[test]
+fn pages_come_from_whoever_has_more_than_its_guarantee_and_from_its_cache_first() {
+    let mut scheduler = scheduler(&[1, 2, 3].map(|tenant| (tenant, TenantTerms::default())));
+    for tenant in 1..=3 {
+        arrive(&mut scheduler, tenant, [tenant.into()]);
+    }
+    admit_all(&mut scheduler, 10);
+    assert_eq!(scheduler.guaranteed_pages(label(1)), 26);
+    scheduler.note_pages(label(1), 26, 20);
+    scheduler.note_pages(label(2), 40, 3);
+    scheduler.note_pages(label(3), 30, 30);
+    assert_eq!(scheduler.reclaim_for(label(1)), Some(Reclaim::Cache(label(2), 3)));
+    scheduler.note_pages(label(2), 37, 0);
+    assert_eq!(scheduler.reclaim_for(label(1)), Some(Reclaim::Request(2)));
+    assert_eq!(scheduler.reclaim_for(label(2)), Some(Reclaim::Request(2)), "its own newest");
+    scheduler.note_pages(label(2), 20, 0);
+    assert_eq!(scheduler.reclaim_for(label(1)), Some(Reclaim::Cache(label(3), 30)));
+    scheduler.note_pages(label(3), 26, 26);
+    assert_eq!(scheduler.reclaim_for(label(2)), Some(Reclaim::Request(2)), "nobody else has too much");
+    assert_eq!(scheduler.reclaim_for(label(1)), Some(Reclaim::Cache(label(1), 20)));
+}
+
+#[test]
+fn prompts_get_what_a_step_has_left_and_nobody_more_than_half_while_others_wait() {
+    let mut scheduler = scheduler(&[]);
+    arrive(&mut scheduler, 1, [1, 2]);
+    arrive(&mut scheduler, 2, [3]);
+    admit_all(&mut scheduler, 10);
+    let rest = |_| Some(Row { tokens: 1000, depth: 0 });
+    // 16 ms are 160 tokens after the pass's own half a millisecond.
+    assert_eq!(plan(&scheduler, 16_500.0, rest), [(3, 80), (1, 80)]);
+    let short = |key| Some(Row { tokens: if key == 3 { 1000 } else { 20 }, depth: 0 });
+    assert_eq!(plan(&scheduler, 16_500.0, short), [(3, 120), (1, 20), (2, 20)]);
+    assert_eq!(plan(&scheduler, 0.0, rest), [(3, 32)], "somebody always goes on");
+    assert_eq!(plan(&scheduler, -1e9, rest), [(3, 32)]);
+    assert_eq!(plan(&scheduler, 1e9, rest), [(3, 128), (1, 128)], "a step takes 256 tokens at most");
+    let stalled = |key| (key == 2).then_some(Row { tokens: 1000, depth: 0 });
+    assert_eq!(plan(&scheduler, 1e9, stalled), [(2, 256)], "half is for who can use it");
+    assert_eq!(plan(&scheduler, 1e9, |_| None), []);
+    scheduler.prefilled(3);
+    assert_eq!(plan(&scheduler, 16_500.0, rest), [(1, 160)]);
+    scheduler.charge(1, 1_000_000_000);
+    scheduler.forget(3);
+    arrive(&mut scheduler, 2, [5]);
+    scheduler.admit(5);
+    assert_eq!(plan(&scheduler, 5_000.0, rest).len(), 1, "less than two chunks is one chunk");
+}
+
+#[test]
+fn an_exclusive_tenant_s_prompt_shares_no_pass() {
+    let exclusive = TenantTerms { exclusive: true, ..TenantTerms::default() };
+    let mut scheduler = scheduler(&[(2, exclusive)]);
+    arrive(&mut scheduler, 1, [1]);
+    arrive(&mut scheduler, 2, [2, 3]);
+    admit_all(&mut scheduler, 10);
+    let rest = |_| Some(Row { tokens: 40, depth: 0 });
+    let first = plan(&scheduler, 1e6, rest);
+    let keys: Vec<Key> = first.iter().map(|(key, _)| *key).collect();
+    assert!(keys == [1] || keys == [2, 3], "{keys:?}");
+    scheduler.charge(1, 1_000_000_000);
+    assert_eq!(plan(&scheduler, 1e6, rest), [(2, 40), (3, 40)]);
+    scheduler.charge(2, 2_000_000_000);
+    scheduler.charge(3, 2_000_000_000);
+    assert_eq!(plan(&scheduler, 1e6, rest), [(1, 40)]);
+}
+
+#[test]
+fn a_chunk_is_a_whole_number_of_steps_or_the_end_of_a_prompt() {
+    assert_eq!(chunk_tokens(100, 45, true, 256), Some(40));
+    assert_eq!(chunk_tokens(44, 45, true, 256), Some(44));
+    assert_eq!(chunk_tokens(100, 5, true, 256), Some(32));
+    assert_eq!(chunk_tokens(100, 5, false, 256), None);
+    assert_eq!(chunk_tokens(4, 5, false, 256), Some(4));
+    assert_eq!(chunk_tokens(100, 500, true, 20), Some(20));
+    assert_eq!(chunk_tokens(100, 500, false, 3), None);
+    assert_eq!(chunk_tokens(100, 500, true, 3), Some(3));
+}
