@@ -48,7 +48,7 @@ struct Page {
     owner: Owner,
     holders: BTreeSet<SequenceId>,
     tickets: BTreeSet<(HolderId, TicketKind)>,
-    /// The newest step that had been issued when its last owner let go of it.
+    /// The newest step that had been issued when it was sealed or offered, or when its last owner let go of it.
     back_at: u64,
     /// The last owner has let go of it.
     back: bool,
@@ -72,6 +72,8 @@ struct Held {
     pages: Vec<PageId>,
     /// Tokens in them.
     tokens: usize,
+    /// Not everybody may read all of them.
+    confined: bool,
     /// How many of them it holds no more. It reads nothing after the first.
     gone: usize,
     /// One that was put out of use while it held it. It reads nothing from then on.
@@ -238,7 +240,14 @@ impl CustodyView {
         match act {
             CustodyAct::Allocated { tag } | CustodyAct::Reserved { tag } => {
                 let begins = life.generation.0 == page.life.generation.0.wrapping_add(1) && life.generation.0 % 2 == 1;
-                let somebodys = label != Label::NOBODY && label != Label::PUBLIC;
+                let somebodys = match label {
+                    Label::NOBODY => false,
+                    // Whatever a sequence computes depends on all that it holds.
+                    Label::PUBLIC => {
+                        matches!(act, CustodyAct::Allocated { .. }) && reads_only_public(&self.sequences, owner)
+                    }
+                    _ => true,
+                };
                 // Nobody may touch it: neither whoever had a ticket, nor a step that was under way when it was let go.
                 let untouched = page.tickets.is_empty() && page.back_at <= step_retired;
                 let (phase, fits) = match (act, owner) {
@@ -277,12 +286,14 @@ impl CustodyView {
             }
             CustodyAct::Sealed => {
                 require(same_life && page.phase == Phase::Open && page.owner == owner && page.fill > 0)?;
-                page.phase = Phase::Sealed;
+                (page.phase, page.back_at) = (Phase::Sealed, step_issued);
                 Some(())
             }
             CustodyAct::Shared => {
                 let Owner::Sequence(sequence) = owner else { return None };
                 require(same_life && page.phase == Phase::Sealed && page.owner == owner && page.fill == PAGE_TOKENS)?;
+                // No step that may be writing it is under way.
+                require(page.back_at <= step_retired)?;
                 page.phase = Phase::Shared;
                 page.holders.insert(sequence);
                 Some(())
@@ -372,8 +383,10 @@ impl CustodyView {
     /// The page is its new owner's next one.
     fn join(&mut self, owner: Owner, page: PageId, fill: u16) -> Option<()> {
         if let Owner::Sequence(sequence) = owner {
+            let label = self.page(page)?.label;
             let held = self.sequences.entry(sequence).or_default();
             held.pages.push(page);
+            held.confined |= !label.flows_to(Label::PUBLIC);
             held.tokens += usize::from(fill);
         }
         Some(())
@@ -389,6 +402,14 @@ impl CustodyView {
             }
         }
         Some(())
+    }
+}
+
+/// What the owner computes next is made of nothing but what everybody may read.
+fn reads_only_public(sequences: &BTreeMap<SequenceId, Held>, owner: Owner) -> bool {
+    match owner {
+        Owner::Sequence(sequence) => sequences.get(&sequence).is_none_or(|held| !held.confined),
+        Owner::Nobody | Owner::Transfer(_) => false,
     }
 }
 

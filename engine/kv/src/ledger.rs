@@ -7,6 +7,7 @@
 mod read;
 mod reclaim;
 mod refusal;
+mod sharing;
 mod ticket_book;
 mod transfer;
 
@@ -36,6 +37,12 @@ pub struct Ledger {
     tickets: BTreeMap<(PageId, HolderId, TicketKind), bool>,
     /// Who holds which shared page.
     attached: BTreeSet<(PageId, SequenceId)>,
+    /// Sequences that compute nothing: each keeps one shared page for those that come later.
+    keepers: BTreeSet<SequenceId>,
+    /// Pages that are not free, of each domain that has any.
+    held: BTreeMap<Label, usize>,
+    /// Those of them that only keepers hold.
+    kept_alone: BTreeMap<Label, usize>,
     counts: PageCounts,
     step_issued: u64,
     step_retired: u64,
@@ -54,6 +61,8 @@ struct Record {
     tickets: u8,
     /// Sequences that hold it while it is shared.
     holders: u32,
+    /// Those of them that only keep it.
+    keepers: u32,
     /// A transfer's write ended well, and none failed after it.
     landed: bool,
     /// Its owner has let go of it.
@@ -158,6 +167,7 @@ impl Ledger {
             fence: 0,
             tickets: 0,
             holders: 0,
+            keepers: 0,
             landed: false,
             given_back: true,
             suspicion: None,
@@ -171,6 +181,9 @@ impl Ledger {
             draining: Vec::with_capacity(total),
             tickets: BTreeMap::new(),
             attached: BTreeSet::new(),
+            keepers: BTreeSet::new(),
+            held: BTreeMap::new(),
+            kept_alone: BTreeMap::new(),
             counts: PageCounts { total, free: total, ..PageCounts::default() },
             step_issued: 0,
             step_retired: 0,
@@ -180,9 +193,13 @@ impl Ledger {
         }
     }
 
-    /// A number for a new sequence. Comes back after [`SequenceId::MAX`] others.
+    /// A number for a new sequence. Comes back after [`SequenceId::MAX`] others, but for those of keepers, which may live
+    /// as long as the ledger.
     pub fn open_sequence(&mut self) -> SequenceId {
-        let sequence = self.sequence_next;
+        let mut sequence = self.sequence_next;
+        while self.keepers.contains(&sequence) {
+            sequence = sequence.following();
+        }
         self.sequence_next = sequence.following();
         sequence
     }
@@ -193,6 +210,16 @@ impl Ledger {
     /// [`AllocateError`].
     pub fn allocate(&mut self, domain: Label, owner: SequenceId) -> Result<Grant, AllocateError> {
         let grant = self.take(domain, Owner::Sequence(owner), PageState::Open)?;
+        self.note(grant.life().page, CustodyAct::Allocated { tag: grant.capability().tag() });
+        Ok(grant)
+    }
+
+    /// A free page for data that an operator has declared to be everybody's. Nothing else makes such pages.
+    ///
+    /// # Errors
+    /// [`AllocateError::PoolExhausted`].
+    pub fn allocate_public(&mut self, owner: SequenceId) -> Result<Grant, AllocateError> {
+        let grant = self.take_for(Label::PUBLIC, Owner::Sequence(owner), PageState::Open)?;
         self.note(grant.life().page, CustodyAct::Allocated { tag: grant.capability().tag() });
         Ok(grant)
     }
@@ -230,55 +257,10 @@ impl Ledger {
         }
         self.no_tickets(page, |kind| kind == TicketKind::Write)?;
         self.enter(page, PageState::Open, PageState::Sealed);
+        // Steps issued so far may still be writing it: nobody else reads it before they have retired.
+        self.records[page.0 as usize].fence = self.step_issued;
         self.note(page, CustodyAct::Sealed);
         Ok(())
-    }
-
-    /// Other sequences of the same tenant may hold the page, too. Its owner is the first of them.
-    ///
-    /// # Errors
-    /// [`UseError`]: only a full sealed page is shared, and none under suspicion.
-    pub fn share(&mut self, life: PageLife, owner: SequenceId) -> Result<(), UseError> {
-        let PageLife { page, .. } = life;
-        let Record { label, suspicion, .. } = *self.owned(life, Owner::Sequence(owner))?;
-        if label.state != PageState::Sealed {
-            return Err(UseError::WrongState { page, state: label.state });
-        }
-        if usize::from(label.fill) < PAGE_TOKENS {
-            return Err(UseError::NotWritten { page, fill: label.fill.into(), wanted: PAGE_TOKENS });
-        }
-        if suspicion.is_some() {
-            return Err(UseError::Suspected { page });
-        }
-        self.enter(page, PageState::Sealed, PageState::Shared);
-        self.attached.insert((page, owner));
-        self.records[page.0 as usize].holders = 1;
-        self.note(page, CustodyAct::Shared);
-        Ok(())
-    }
-
-    /// `sequence` holds the shared page from now on, as the next one after those that it has.
-    ///
-    /// # Errors
-    /// [`UseError`]: another tenant's, not shared, held by the sequence already, or under suspicion.
-    pub fn attach(&mut self, life: PageLife, domain: Label, sequence: SequenceId) -> Result<Grant, UseError> {
-        let PageLife { page, generation } = life;
-        let Record { label, tag, suspicion, .. } = *self.living(life)?;
-        if label.state != PageState::Shared {
-            return Err(UseError::WrongState { page, state: label.state });
-        }
-        if label.domain != domain {
-            return Err(UseError::Foreign { page, held: label.domain, wanted: domain });
-        }
-        if suspicion.is_some() {
-            return Err(UseError::Suspected { page });
-        }
-        if !self.attached.insert((page, sequence)) {
-            return Err(UseError::Attached { page, holder: Owner::Sequence(sequence) });
-        }
-        self.records[page.0 as usize].holders += 1;
-        self.note_by(page, Owner::Sequence(sequence), CustodyAct::Attached);
-        Ok(Grant::new(Capability::new(page, tag), generation))
     }
 
     /// The owner lets go of the page: it drains, or goes to quarantine when it is under suspicion. A shared page does
@@ -301,10 +283,9 @@ impl Ledger {
             let Owner::Sequence(sequence) = owner else {
                 return Err(UseError::NotOwner { page, held: label.owner, wanted: owner });
             };
-            if !self.attached.remove(&(page, sequence)) {
+            if !self.detach(page, sequence) {
                 return Err(UseError::NotOwner { page, held: label.owner, wanted: owner });
             }
-            self.records[page.0 as usize].holders -= 1;
         } else {
             self.owned(life, owner)?;
         }
@@ -325,6 +306,12 @@ impl Ledger {
     #[must_use]
     pub fn counts(&self) -> PageCounts {
         self.counts
+    }
+
+    /// Pages of this domain that are not free: its sequences', its cache's, and what is draining or out of use.
+    #[must_use]
+    pub fn held_by(&self, domain: Label) -> usize {
+        self.held.get(&domain).copied().unwrap_or_default()
     }
 
     /// Moves the custody events since the last call to the end of `into`. No memory is taken where `into` has room.
@@ -349,6 +336,10 @@ impl Ledger {
         if domain == Label::NOBODY || domain == Label::PUBLIC {
             return Err(AllocateError::NotATenant { label: domain });
         }
+        self.take_for(domain, owner, state)
+    }
+
+    fn take_for(&mut self, domain: Label, owner: Owner, state: PageState) -> Result<Grant, AllocateError> {
         let Some(page) = self.free.pop() else {
             return Err(AllocateError::PoolExhausted { pages_total: self.counts.total });
         };
@@ -358,6 +349,7 @@ impl Ledger {
         record.given_back = false;
         record.landed = false;
         self.enter(page, PageState::Free, state);
+        count(&mut self.held, domain, true);
         Ok(self.renew(page, 1))
     }
 
@@ -473,6 +465,8 @@ impl Ledger {
             assert!(writers <= 1, "{page} has two writers");
             let holders = self.attached.iter().filter(|(of, _)| *of == page).count();
             assert_eq!(holders, record.holders as usize, "{page}: holders");
+            let keeps = |by: &&(PageId, SequenceId)| by.0 == page && self.keepers.contains(&by.1);
+            assert_eq!(self.attached.iter().filter(keeps).count(), record.keepers as usize, "{page}: keepers");
             assert_eq!(free.contains(&page), label.state == PageState::Free, "{page}: free list");
             assert_eq!(draining.contains(&page), label.state == PageState::Draining, "{page}: draining list");
             let in_use = !matches!(label.state, PageState::Free | PageState::Quarantined);
@@ -486,9 +480,36 @@ impl Ledger {
         }
         assert_eq!(counts, self.counts);
         assert!(self.counts.conserved());
+        self.assert_domains();
+    }
+
+    /// What is counted for each domain is what a walk finds.
+    fn assert_domains(&self) {
+        let (mut held, mut kept_alone) = (BTreeMap::new(), BTreeMap::new());
+        let owned = self.records.iter().map(|record| record.label.domain).filter(|domain| *domain != Label::NOBODY);
+        owned.for_each(|domain| count(&mut held, domain, true));
+        for (page, record) in self.records.iter().enumerate() {
+            if self.only_kept(PageId(page as u32)) {
+                count(&mut kept_alone, record.label.domain, true);
+            }
+        }
+        assert_eq!((held, kept_alone), (self.held.clone(), self.kept_alone.clone()), "pages of the domains");
+        let keepers: usize = self.records.iter().map(|record| record.keepers as usize).sum();
+        assert_eq!(keepers, self.keepers.len(), "each keeper keeps one page");
     }
 }
 
+/// One page more or less of a domain; a domain without any takes no room.
+fn count(pages: &mut BTreeMap<Label, usize>, domain: Label, more: bool) {
+    let of = pages.entry(domain).or_default();
+    *of = if more { *of + 1 } else { *of - 1 };
+    if *of == 0 {
+        pages.remove(&domain);
+    }
+}
+
+#[cfg(test)]
+mod sharing_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -10,6 +10,8 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 const PAGES: u32 = 6;
+/// The last one's pages are everybody's, the others' two tenants'.
+const SEQUENCES: std::ops::Range<usize> = 0..5;
 
 /// What is known of one life of a page.
 #[derive(Clone, Debug)]
@@ -47,6 +49,7 @@ enum Operation {
     Seal { life: usize },
     Share { life: usize },
     Attach { life: usize, sequence: usize },
+    Keep { life: usize, tenant: u32 },
     Offer { life: usize },
     Withdraw { life: usize },
     Commit { life: usize, sequence: usize, tokens: usize },
@@ -67,15 +70,16 @@ fn operation() -> impl Strategy<Value = Operation> {
     let kind = prop_oneof![Just(TicketKind::Read), Just(TicketKind::Write)];
     let outcome = prop_oneof![3 => Just(Outcome::Done), 1 => Just(Outcome::Failed), 1 => Just(Outcome::Unknown)];
     prop_oneof![
-        6 => (0..4usize).prop_map(|sequence| Allocate { sequence }),
+        6 => (SEQUENCES).prop_map(|sequence| Allocate { sequence }),
         3 => (1..3u32).prop_map(|tenant| Reserve { tenant }),
-        6 => (life.clone(), 0..4usize, 0..20usize).prop_map(|(life, sequence, tokens)| Append { life, sequence, tokens }),
+        6 => (life.clone(), SEQUENCES, 0..20usize).prop_map(|(life, sequence, tokens)| Append { life, sequence, tokens }),
         3 => life.clone().prop_map(|life| Seal { life }),
         2 => life.clone().prop_map(|life| Share { life }),
-        3 => (life.clone(), 0..4usize).prop_map(|(life, sequence)| Attach { life, sequence }),
+        3 => (life.clone(), SEQUENCES).prop_map(|(life, sequence)| Attach { life, sequence }),
+        2 => (life.clone(), 0..3u32).prop_map(|(life, tenant)| Keep { life, tenant }),
         2 => life.clone().prop_map(|life| Offer { life }),
         1 => life.clone().prop_map(|life| Withdraw { life }),
-        4 => (life.clone(), 0..4usize, 0..18usize).prop_map(|(life, sequence, tokens)| Commit { life, sequence, tokens }),
+        4 => (life.clone(), SEQUENCES, 0..18usize).prop_map(|(life, sequence, tokens)| Commit { life, sequence, tokens }),
         6 => (life.clone(), 0..3usize).prop_map(|(life, owner)| GiveBack { life, owner }),
         6 => (life.clone(), kind.clone(), 0..2u64).prop_map(|(life, kind, holder)| Ticket { life, kind, holder }),
         6 => (life, kind, 0..2u64, outcome)
@@ -89,8 +93,9 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
+/// 0 is everybody.
 fn tenant(number: u32) -> Label {
-    Label::of(TenantId::new(number).unwrap())
+    TenantId::new(number).map_or(Label::PUBLIC, Label::of)
 }
 
 impl Naive {
@@ -138,8 +143,8 @@ impl Pair {
     fn new() -> Self {
         let (boot_secret, format, compat, events_max) = ([3; 32], PageFormat::Bf16, 0, 64);
         let mut ledger = Ledger::new(LedgerConfig { pages: PAGES, boot_secret, format, compat, events_max });
-        let sequence = |place: u32| (ledger.open_sequence(), 1 + place % 2, Vec::new());
-        let naive = Naive { sequences: (0..4).map(sequence).collect(), ..Naive::default() };
+        let sequence = |place| (ledger.open_sequence(), [1, 2, 1, 2, 0][place], Vec::new());
+        let naive = Naive { sequences: SEQUENCES.map(sequence).collect(), ..Naive::default() };
         Self { ledger, naive, view: CustodyView::new(PAGES), said: BTreeMap::new() }
     }
 
@@ -149,7 +154,11 @@ impl Pair {
         match operation {
             Operation::Allocate { sequence } => {
                 let (id, number, _) = naive.sequences[sequence];
-                if let Ok(grant) = ledger.allocate(tenant(number), id) {
+                let allocated = match number {
+                    0 => ledger.allocate_public(id),
+                    number => ledger.allocate(tenant(number), id),
+                };
+                if let Ok(grant) = allocated {
                     naive.begin(grant.life(), grant.capability().tag(), number, Owner::Sequence(id), None);
                     naive.sequences[sequence].2.push(grant.life().page);
                 } else {
@@ -179,11 +188,20 @@ impl Pair {
                 let (id, number, _) = naive.sequences[sequence];
                 let Some(known) = naive.pick(life) else { return };
                 if ledger.attach(known.life, tenant(number), id).is_ok() {
-                    assert!(known.tenant == number && known.fill == PAGE_TOKENS, "shared with a stranger, or half");
+                    assert!([number, 0].contains(&known.tenant), "shared with a stranger");
+                    assert_eq!(known.fill, PAGE_TOKENS, "shared half");
                     assert!(!known.owners.is_empty() && !known.owners.contains(&Owner::Sequence(id)));
                     known.owners.push(Owner::Sequence(id));
                     let page = known.life.page;
                     naive.sequences[sequence].2.push(page);
+                }
+            }
+            Operation::Keep { life, tenant: number } => {
+                let Some(known) = naive.pick(life) else { return };
+                if let Ok((keeper, _)) = ledger.keep(known.life, tenant(number)) {
+                    assert!([number, 0].contains(&known.tenant), "kept for a stranger");
+                    assert!(known.fill == PAGE_TOKENS && !known.owners.is_empty());
+                    known.owners.push(Owner::Sequence(keeper));
                 }
             }
             Operation::Commit { life, sequence, tokens } => {
@@ -311,7 +329,11 @@ impl Pair {
             for page in held {
                 let known = self.naive.lives.iter().find(|life| life.life == page.life).unwrap();
                 assert!(known.owners.contains(&Owner::Sequence(*id)));
-                assert_eq!((page.tag, page.label, usize::from(page.fill)), (known.tag, tenant(*number), known.fill));
+                assert!([*number, 0].contains(&known.tenant), "{id} holds a stranger's page");
+                assert_eq!(
+                    (page.tag, page.label, usize::from(page.fill)),
+                    (known.tag, tenant(known.tenant), known.fill)
+                );
                 assert_ne!(self.ledger.label(page.life.page).unwrap().state, PageState::Quarantined);
                 tokens += known.fill;
             }

@@ -39,6 +39,15 @@ impl PagePool {
         Ok(FillingPage::new(Owned::new(self.clone(), grant, label, Owner::Sequence(sequence))))
     }
 
+    /// A free page for data that an operator has declared to be everybody's: [`Ledger::allocate_public`].
+    ///
+    /// # Errors
+    /// [`AllocateError`]; nothing has changed then.
+    pub fn allocate_public(&self, sequence: SequenceId) -> Result<FillingPage, AllocateError> {
+        let grant = self.lock().allocate_public(sequence)?;
+        Ok(FillingPage::new(Owned::new(self.clone(), grant, Label::PUBLIC, Owner::Sequence(sequence))))
+    }
+
     /// A free page for bytes that are still to come, in a fresh generation.
     ///
     /// # Errors
@@ -120,6 +129,18 @@ impl PagePool {
     #[must_use]
     pub fn counts(&self) -> PageCounts {
         self.lock().counts()
+    }
+
+    /// Pages of one domain that are not free: [`Ledger::held_by`].
+    #[must_use]
+    pub fn held_by(&self, label: Label) -> usize {
+        self.lock().held_by(label)
+    }
+
+    /// Pages of one domain that only keepers hold: [`Ledger::kept_alone`].
+    #[must_use]
+    pub fn kept_alone(&self, label: Label) -> usize {
+        self.lock().kept_alone(label)
     }
 
     /// Replaces the planted faults.

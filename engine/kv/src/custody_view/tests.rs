@@ -138,7 +138,10 @@ fn a_life_begins_free_untouched_and_somebodys() {
     assert!(!refused(&view, begin));
     for (wrong, why) in [
         (CustodyEvent { label: Label::NOBODY, ..begin }, "nobody's"),
-        (CustodyEvent { label: Label::PUBLIC, ..begin }, "everybody's"),
+        (
+            CustodyEvent { label: Label::PUBLIC, act: CustodyAct::Reserved { tag: 4 }, ..begin },
+            "everybody's, from elsewhere",
+        ),
         (CustodyEvent { owner: Owner::Nobody, ..begin }, "without an owner"),
         (
             CustodyEvent { owner: Owner::Transfer(TransferId::new(1).unwrap()), ..begin },
@@ -247,4 +250,41 @@ fn shared_and_transferred_pages_are_whose_they_are_in_order() {
     assert_eq!(pages(2), Ok(vec![(0, 16), (1, 3)]));
     assert_eq!(pages(3), Ok(vec![(2, 7)]));
     assert_eq!((view.tokens(sequence(2)), view.tokens(sequence(3))), (Ok(19), Ok(7)));
+}
+
+#[test]
+fn what_is_everybodys_was_computed_from_nothing_else() {
+    let (view, _) = followed(|ledger| {
+        let [public, first, later] = [(); 3].map(|()| ledger.open_sequence());
+        let prefix = ledger.allocate_public(public).unwrap().life();
+        ledger.append(prefix, public, 16).unwrap();
+        ledger.seal(prefix, public).unwrap();
+        ledger.share(prefix, public).unwrap();
+        ledger.attach(prefix, tenant(1), first).unwrap();
+        ledger.allocate(tenant(1), first).unwrap();
+        ledger.attach(prefix, tenant(2), later).unwrap();
+    });
+    let life = PageLife { page: PageId(2), generation: Generation(1) };
+    let (label, act) = (Label::PUBLIC, CustodyAct::Allocated { tag: 4 });
+    for (number, possible) in [(1, true), (2, false), (3, true), (4, true)] {
+        let owner = Owner::Sequence(sequence(number));
+        let event = CustodyEvent { life, label, owner, ..next(&view, act) };
+        assert_eq!(!refused(&view, event), possible, "sequence {number}");
+    }
+    let labels = view.pages(sequence(2), 0).unwrap().map(|page| page.label).collect::<Vec<_>>();
+    assert_eq!(labels, [Label::PUBLIC, tenant(1)], "a tenant's sequence reads on behind it");
+}
+
+#[test]
+fn a_page_is_not_shared_under_a_step_that_may_be_writing_it() {
+    let (view, _) = followed(|ledger| {
+        let owner = ledger.open_sequence();
+        let life = ledger.allocate(tenant(1), owner).unwrap().life();
+        ledger.append(life, owner, 16).unwrap();
+        ledger.issue_step();
+        ledger.seal(life, owner).unwrap();
+    });
+    let shared = CustodyEvent { step_issued: 1, ..next(&view, CustodyAct::Shared) };
+    assert!(refused(&view, shared));
+    assert!(!refused(&view, CustodyEvent { step_retired: 1, ..shared }));
 }

@@ -1,6 +1,6 @@
 //! How pages become free: after their owner, every ticket, every step that may touch them, and their scrub.
 
-use super::{Ledger, PageState, Record, RetireError, UseError};
+use super::{Ledger, PageState, Record, RetireError, UseError, count};
 use crate::fault::LedgerFault;
 use policies_domain::{CustodyAct, Generation, Label, Owner, PageId, QuarantineReason};
 
@@ -93,11 +93,12 @@ impl Ledger {
             assert!(record.suspicion.is_none(), "{page} would be free although it is under suspicion");
         }
         record.label.generation = Generation(record.label.generation.0.wrapping_add(1));
-        record.label.domain = Label::NOBODY;
+        let domain = std::mem::replace(&mut record.label.domain, Label::NOBODY);
         record.label.owner = Owner::Nobody;
         record.label.fill = 0;
         record.tag = 0;
         record.landed = false;
+        count(&mut self.held, domain, false);
         self.enter(page, PageState::Draining, PageState::Free);
         self.free.push(page);
         self.note(page, CustodyAct::Freed);

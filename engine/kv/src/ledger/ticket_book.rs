@@ -179,16 +179,20 @@ impl Ledger {
         if label.state == PageState::Quarantined {
             self.release(page);
         } else {
+            let before = self.only_kept(page);
             self.records[page.0 as usize].suspicion = None;
+            self.count_kept(page, before);
         }
     }
 
     /// Remembers why the page is not to be used again. Evidence outweighs doubt; else the first reason stays.
     fn suspect(&mut self, page: PageId, reason: QuarantineReason) {
+        let before = self.only_kept(page);
         let suspicion = &mut self.records[page.0 as usize].suspicion;
         let stronger = suspicion.is_none_or(|known| reason.is_evidence() && !known.is_evidence());
         if stronger {
             *suspicion = Some(reason);
+            self.count_kept(page, before);
             self.note(page, CustodyAct::Suspected { reason });
         }
     }
