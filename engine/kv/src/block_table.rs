@@ -1,51 +1,129 @@
 //! Where the tokens of one sequence lie: position to page.
 
 use crate::ledger::{AllocateError, Capability, PAGE_TOKENS, UseError};
-use crate::page::{FillingPage, OwnedPage, SealedPage};
+use crate::page::{FillingPage, FullPage, OwnedPage, SharedPage};
 use crate::pool::PagePool;
+use crate::prefix_cache::Hit;
 use policies_domain::{Label, SequenceId};
+use std::collections::VecDeque;
 
 /// The pages of one sequence, in order. Dropping it gives all of them back.
+///
+/// Some of the full ones may be shared with other sequences of the tenant: the first ones, which the sequence found in the
+/// [`PrefixCache`](crate::PrefixCache), and those of its own that it published there. Nobody writes to these any more.
 #[derive(Debug)]
 pub struct BlockTable {
     pool: PagePool,
     label: Label,
     sequence: SequenceId,
-    sealed: Vec<SealedPage>,
+    /// What it computes is everybody's, because an operator said so.
+    public: bool,
+    full: Vec<FullPage>,
     /// Allocated, not full; the first is the one being written.
-    filling: std::collections::VecDeque<FillingPage>,
+    filling: VecDeque<FillingPage>,
+}
+
+/// A page on its way into a table.
+#[derive(Debug)]
+pub(crate) enum TablePage {
+    Full(FullPage),
+    Filling(FillingPage),
+}
+
+impl TablePage {
+    pub(crate) fn capability(&self) -> Capability {
+        match self {
+            Self::Full(page) => page.capability(),
+            Self::Filling(page) => page.capability(),
+        }
+    }
+}
+
+impl From<OwnedPage> for TablePage {
+    fn from(page: OwnedPage) -> Self {
+        match page {
+            OwnedPage::Sealed(page) => Self::Full(FullPage::Sealed(page)),
+            OwnedPage::Filling(page) => Self::Filling(page),
+        }
+    }
 }
 
 impl BlockTable {
     /// An empty table for data of `label`, of a sequence of its own.
     #[must_use]
     pub fn new(pool: &PagePool, label: Label) -> Self {
-        let (sealed, filling) = (Vec::new(), std::collections::VecDeque::new());
-        Self { pool: pool.clone(), label, sequence: pool.open_sequence(), sealed, filling }
+        Self::of(pool.clone(), label, pool.open_sequence(), Vec::new())
     }
 
-    /// Of pages that a sequence got whole: all full but the last.
-    pub(crate) fn of(pool: PagePool, label: Label, sequence: SequenceId, pages: Vec<OwnedPage>) -> Self {
-        let (mut sealed, mut filling) = (Vec::with_capacity(pages.len()), std::collections::VecDeque::new());
+    /// An empty table for data that an operator has declared to be everybody's, under [`Label::PUBLIC`]. There is no other
+    /// way to such pages: [`BlockTable::new`] under that label gets none.
+    #[must_use]
+    pub fn new_public(pool: &PagePool) -> Self {
+        Self { public: true, ..Self::new(pool, Label::PUBLIC) }
+    }
+
+    /// A table that begins with pages that others have computed. The sequence goes on behind them.
+    ///
+    /// It never writes to them: they are full. Whoever asked for the hit left at least one token of the prompt to be
+    /// computed, since there are no logits otherwise: see [`PrefixCache::lookup`](crate::PrefixCache::lookup).
+    #[must_use]
+    pub fn with_prefix(hit: Hit) -> Self {
+        let (pool, label, sequence, pages) = hit.into_parts();
+        Self::of(pool, label, sequence, pages.into_iter().map(|page| TablePage::Full(FullPage::Shared(page))).collect())
+    }
+
+    /// Of pages that the sequence holds: all full but the last.
+    pub(crate) fn of(pool: PagePool, label: Label, sequence: SequenceId, pages: Vec<TablePage>) -> Self {
+        let (mut full, mut filling) = (Vec::with_capacity(pages.len()), VecDeque::new());
         for page in pages {
             match page {
-                OwnedPage::Sealed(page) => {
+                TablePage::Full(page) => {
                     assert!(filling.is_empty(), "a page before the last one has room");
-                    sealed.push(page);
+                    full.push(page);
                 }
-                OwnedPage::Filling(page) => filling.push_back(page),
+                TablePage::Filling(page) => filling.push_back(page),
             }
         }
-        Self { pool, label, sequence, sealed, filling }
+        Self { pool, label, sequence, public: false, full, filling }
     }
 
     /// All pages that were written to, in order, the last one sealed as it is; the others go back.
-    pub(crate) fn into_sealed(self) -> Result<Vec<SealedPage>, UseError> {
-        let Self { mut sealed, filling, .. } = self;
+    pub(crate) fn into_full(self) -> Result<Vec<FullPage>, UseError> {
+        let Self { mut full, filling, .. } = self;
         for page in filling.into_iter().filter(|page| page.filled() > 0) {
-            sealed.push(page.seal().map_err(|(_, error)| error)?);
+            full.push(FullPage::Sealed(page.seal().map_err(|(_, error)| error)?));
         }
-        Ok(sealed)
+        Ok(full)
+    }
+
+    /// Full pages, which are written completely.
+    pub(crate) fn pages_full(&self) -> usize {
+        self.full.len()
+    }
+
+    /// The full page in this place is shared from now on, and a sequence of its own keeps it for later ones.
+    pub(crate) fn keep(&mut self, place: usize) -> Result<SharedPage, UseError> {
+        let label = self.full[place].label();
+        if !self.label.flows_to(label) {
+            // Everybody's page among a tenant's: whoever keeps it for the tenant would count it as the tenant's.
+            return Err(UseError::Foreign {
+                page: self.full[place].capability().page(),
+                held: label,
+                wanted: self.label,
+            });
+        }
+        let (page, kept) = match self.full.swap_remove(place).share() {
+            Ok(page) => {
+                let kept = page.keep(self.label);
+                (FullPage::Shared(page), kept)
+            }
+            Err((page, error)) => (page, Err(error)),
+        };
+        // Back to where it was, and the last one, too.
+        self.full.push(page);
+        let last = self.full.len() - 1;
+        self.full.swap(place, last);
+        kept
     }
 
     pub(crate) fn pool(&self) -> &PagePool {
@@ -67,13 +145,13 @@ impl BlockTable {
     /// Tokens written.
     #[must_use]
     pub fn tokens(&self) -> usize {
-        self.sealed.len() * PAGE_TOKENS + self.filling.front().map_or(0, FillingPage::filled)
+        self.full.len() * PAGE_TOKENS + self.filling.front().map_or(0, FillingPage::filled)
     }
 
     /// Pages held.
     #[must_use]
     pub fn pages(&self) -> usize {
-        self.sealed.len() + self.filling.len()
+        self.full.len() + self.filling.len()
     }
 
     /// Makes room for `tokens` tokens in all; each new page is shown to `assign` before anyone can write to it.
@@ -82,7 +160,10 @@ impl BlockTable {
     /// [`AllocateError`]; pages allocated before it stay with the table.
     pub fn grow(&mut self, tokens: usize, mut assign: impl FnMut(Capability)) -> Result<(), AllocateError> {
         while self.pages() * PAGE_TOKENS < tokens {
-            let page = self.pool.allocate(self.label, self.sequence)?;
+            let page = match self.public {
+                true => self.pool.allocate_public(self.sequence)?,
+                false => self.pool.allocate(self.label, self.sequence)?,
+            };
             assign(page.capability());
             self.filling.push_back(page);
         }
@@ -106,7 +187,7 @@ impl BlockTable {
                 && let Some(full) = self.filling.pop_front()
             {
                 match full.seal() {
-                    Ok(sealed) => self.sealed.push(sealed),
+                    Ok(sealed) => self.full.push(FullPage::Sealed(sealed)),
                     Err((page, error)) => {
                         self.filling.push_front(page);
                         return Err(error);
@@ -120,9 +201,9 @@ impl BlockTable {
     /// The capabilities of the pages that hold the first `tokens` tokens, without the `first` of them, appended to `out`.
     /// Those left out cost nothing.
     pub fn capabilities(&self, first: usize, tokens: usize, out: &mut Vec<Capability>) {
-        let sealed = self.sealed.iter().skip(first).map(SealedPage::capability);
-        let filling = self.filling.iter().skip(first.saturating_sub(self.sealed.len())).map(FillingPage::capability);
-        out.extend(sealed.chain(filling).take(tokens.div_ceil(PAGE_TOKENS).saturating_sub(first)));
+        let full = self.full.iter().skip(first).map(FullPage::capability);
+        let filling = self.filling.iter().skip(first.saturating_sub(self.full.len())).map(FillingPage::capability);
+        out.extend(full.chain(filling).take(tokens.div_ceil(PAGE_TOKENS).saturating_sub(first)));
     }
 }
 

@@ -23,6 +23,7 @@ mod model;
 mod page;
 mod page_label;
 mod pool;
+mod prefix_cache;
 mod sync;
 mod tag;
 mod ticket;
@@ -31,7 +32,7 @@ mod transfer_table;
 pub use block_table::BlockTable;
 pub use capability::{Capability, Grant, PAGE_TOKENS};
 pub use custody_view::{CustodyError, CustodyView, HeldPage};
-pub use fault::LedgerFault;
+pub use fault::{CacheFault, LedgerFault};
 pub use ledger::{
     AllocateError, Ledger, LedgerConfig, PageCounts, RetireError, TICKETS_PER_PAGE_MAX, TicketError, TraceError,
     UseError,
@@ -39,5 +40,6 @@ pub use ledger::{
 pub use page::{FillingPage, InboundPage, OutboundPage, OwnedPage, SealedPage, SharedPage};
 pub use page_label::{PageFormat, PageLabel, PageState};
 pub use pool::PagePool;
+pub use prefix_cache::{Hit, PrefixCache, PrefixCacheConfig, PrefixCacheCounts};
 pub use ticket::Ticket;
 pub use transfer_table::{InboundTable, OutboundTable};

@@ -149,14 +149,71 @@ pub struct SharedPage(Owned);
 page_state!(SharedPage);
 
 impl SharedPage {
-    /// Another sequence of the same tenant holds it as well, as the next one of its pages.
+    /// Another sequence, cleared for `label`, holds it as well, as the next one of its pages.
     ///
     /// # Errors
     /// [`UseError`]: another tenant's page, the sequence holds it already, or it is under suspicion.
     pub fn attach(&self, label: Label, sequence: SequenceId) -> Result<Self, UseError> {
-        let grant = self.0.pool.lock().attach(self.0.grant.life(), label, sequence)?;
+        let grant = self.0.pool.lock().attach(self.life(), label, sequence)?;
+        Ok(self.held_by(sequence, grant))
+    }
+
+    /// A sequence of its own, which computes nothing, holds it as well: [`Ledger::keep`](crate::Ledger::keep).
+    ///
+    /// # Errors
+    /// [`UseError`]: another tenant's page, or it is under suspicion.
+    pub fn keep(&self, label: Label) -> Result<Self, UseError> {
+        let (keeper, grant) = self.0.pool.lock().keep(self.life(), label)?;
+        Ok(self.held_by(keeper, grant))
+    }
+
+    /// A sequence that is cleared for `label` could hold it.
+    pub(crate) fn fits(&self, label: Label) -> bool {
+        self.0.pool.lock().may_attach(self.life(), label).is_ok()
+    }
+
+    /// Nobody but keepers holds it: when the last of them lets go, it comes back.
+    pub(crate) fn only_kept(&self) -> bool {
+        self.0.pool.lock().only_kept(self.life().page)
+    }
+
+    fn held_by(&self, sequence: SequenceId, grant: Grant) -> Self {
+        let Owned { pool, label, filled, .. } = &self.0;
         let owner = Owner::Sequence(sequence);
-        Ok(Self(Owned { pool: self.0.pool.clone(), grant, label, owner, filled: self.0.filled }))
+        Self(Owned { pool: pool.clone(), grant, label: *label, owner, filled: *filled })
+    }
+}
+
+/// A page of a block table that is written completely.
+#[derive(Debug)]
+pub(crate) enum FullPage {
+    /// Its sequence's alone.
+    Sealed(SealedPage),
+    /// Other sequences may hold it, too.
+    Shared(SharedPage),
+}
+
+impl FullPage {
+    pub(crate) fn capability(&self) -> Capability {
+        match self {
+            Self::Sealed(page) => page.capability(),
+            Self::Shared(page) => page.capability(),
+        }
+    }
+
+    pub(crate) fn label(&self) -> Label {
+        match self {
+            Self::Sealed(page) => page.label(),
+            Self::Shared(page) => page.label(),
+        }
+    }
+
+    /// Other sequences may hold it from now on, unless they may already.
+    pub(crate) fn share(self) -> Result<SharedPage, (Self, UseError)> {
+        match self {
+            Self::Sealed(page) => page.share().map_err(|(page, error)| (Self::Sealed(page), error)),
+            Self::Shared(page) => Ok(page),
+        }
     }
 }
 

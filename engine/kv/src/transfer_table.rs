@@ -3,20 +3,45 @@
 //! Whatever goes wrong half-way, the pages go back to the pool and nobody reads them: a table is handed over or received
 //! completely, or not at all.
 
-use crate::block_table::BlockTable;
+use crate::block_table::{BlockTable, TablePage};
 use crate::ledger::{AllocateError, Capability, PAGE_TOKENS, UseError};
-use crate::page::{InboundPage, OutboundPage, OwnedPage};
+use crate::page::{FullPage, InboundPage, OutboundPage, SharedPage};
 use crate::pool::PagePool;
 use policies_domain::{Label, PageLife, SequenceId, TransferId};
 
 /// The written pages of a sequence that ended its part, sealed and open to copies. Dropping it gives them back, after the
 /// last ticket on them.
+///
+/// Pages that other sequences may hold are not offered: they stay shared, held by the sequence as before, and may be copied
+/// all the same.
 #[derive(Debug)]
 pub struct OutboundTable {
     pool: PagePool,
     label: Label,
     sequence: SequenceId,
-    pages: Vec<OutboundPage>,
+    pages: Vec<OfferedPage>,
+}
+
+#[derive(Debug)]
+enum OfferedPage {
+    Outbound(OutboundPage),
+    Shared(SharedPage),
+}
+
+impl OfferedPage {
+    fn of(page: FullPage) -> Result<Self, UseError> {
+        match page {
+            FullPage::Sealed(page) => page.offer().map(Self::Outbound).map_err(|(_, error)| error),
+            FullPage::Shared(page) => Ok(Self::Shared(page)),
+        }
+    }
+
+    fn withdraw(self) -> Result<TablePage, UseError> {
+        match self {
+            Self::Outbound(page) => page.withdraw().map(TablePage::from).map_err(|(_, error)| error),
+            Self::Shared(page) => Ok(TablePage::Full(FullPage::Shared(page))),
+        }
+    }
 }
 
 impl OutboundTable {
@@ -26,40 +51,53 @@ impl OutboundTable {
     /// [`UseError`] when a page is out of use or under suspicion; all pages go back then.
     pub fn offer(table: BlockTable) -> Result<Self, UseError> {
         let (pool, label, sequence) = (table.pool().clone(), table.label(), table.sequence());
-        let sealed = table.into_sealed()?;
-        let offered = sealed.into_iter().map(|page| page.offer().map_err(|(_, error)| error));
-        Ok(Self { pool, label, sequence, pages: offered.collect::<Result<_, _>>()? })
+        let pages = table.into_full()?.into_iter().map(OfferedPage::of).collect::<Result<_, _>>()?;
+        Ok(Self { pool, label, sequence, pages })
     }
 
-    /// Each page with what its reader needs and the tokens in it, in the order of the sequence.
+    /// Each page with what its reader needs and the tokens in it, in the order of the sequence, shared ones among them.
     pub fn pages(&self) -> impl ExactSizeIterator<Item = (PageLife, Capability, usize)> {
-        self.pages.iter().map(|page| (page.life(), page.capability(), page.filled()))
+        self.pages.iter().map(|page| match page {
+            OfferedPage::Outbound(page) => (page.life(), page.capability(), page.filled()),
+            OfferedPage::Shared(page) => (page.life(), page.capability(), page.filled()),
+        })
     }
 
-    /// Nobody took the offer: the sequence goes on as before.
+    /// Nobody took the offer, or whoever did has copied the pages: the sequence has them as before, and may go on or
+    /// publish them.
     ///
     /// # Errors
     /// [`UseError`] when a page was put out of use meanwhile; all pages go back then.
     pub fn withdraw(self) -> Result<BlockTable, UseError> {
         let Self { pool, label, sequence, pages } = self;
-        let owned = pages.into_iter().map(|page| page.withdraw().map_err(|(_, error)| error));
-        Ok(BlockTable::of(pool, label, sequence, owned.collect::<Result<Vec<OwnedPage>, _>>()?))
+        let pages = pages.into_iter().map(OfferedPage::withdraw).collect::<Result<_, _>>()?;
+        Ok(BlockTable::of(pool, label, sequence, pages))
     }
 
     /// Becomes another sequence's of the same tenant in this pool, without a copy. `relabel` puts the new tag in the
     /// place of the old one in the store; `false` says that it could not.
+    ///
+    /// The other sequence holds shared pages as well, in the same life: for these `relabel` is called with two equal
+    /// capabilities, so that whoever counts along or compares tags does so for every page.
     ///
     /// # Errors
     /// [`UseError`] when a copy or a step is under way, or a page is under suspicion; all pages go back then.
     pub fn hand_over(self, mut relabel: impl FnMut(Capability, Capability) -> bool) -> Result<BlockTable, UseError> {
         let Self { pool, label, pages, .. } = self;
         let to = pool.open_sequence();
-        let owned = pages.into_iter().map(|page| {
-            let before = page.capability();
-            let owned = page.hand_over(to).map_err(|(_, error)| error)?;
-            relabelled(before, owned, &mut relabel)
+        let owned = pages.into_iter().map(|page| match page {
+            OfferedPage::Outbound(page) => {
+                let before = page.capability();
+                let owned = page.hand_over(to).map_err(|(_, error)| error)?;
+                relabelled(before, owned.into(), &mut relabel)
+            }
+            OfferedPage::Shared(page) => {
+                // The old hold ends with the new one there: the page is never without a holder.
+                let shared = page.attach(label, to)?;
+                relabelled(shared.capability(), TablePage::Full(FullPage::Shared(shared)), &mut relabel)
+            }
         });
-        let owned = owned.collect::<Result<Vec<OwnedPage>, _>>()?;
+        let owned = owned.collect::<Result<Vec<TablePage>, _>>()?;
         Ok(BlockTable::of(pool, label, to, owned))
     }
 }
@@ -124,20 +162,20 @@ impl InboundTable {
             let before = page.capability();
             let here = (tokens - index * PAGE_TOKENS).min(PAGE_TOKENS);
             let owned = page.commit(to, here).map_err(|(_, error)| error)?;
-            relabelled(before, owned, &mut relabel)
+            relabelled(before, owned.into(), &mut relabel)
         });
-        let owned = owned.collect::<Result<Vec<OwnedPage>, _>>()?;
+        let owned = owned.collect::<Result<Vec<TablePage>, _>>()?;
         Ok(BlockTable::of(pool, label, to, owned))
     }
 }
 
-/// A page with its next owner, if the store has it under the new tag, too; else it goes back.
+/// A page with its next owner, if the store has it under the tag that it has then, too; else it goes back.
 fn relabelled(
     before: Capability,
-    owned: OwnedPage,
+    page: TablePage,
     relabel: &mut impl FnMut(Capability, Capability) -> bool,
-) -> Result<OwnedPage, UseError> {
-    if relabel(before, owned.capability()) { Ok(owned) } else { Err(UseError::TagMismatch { page: before.page() }) }
+) -> Result<TablePage, UseError> {
+    if relabel(before, page.capability()) { Ok(page) } else { Err(UseError::TagMismatch { page: before.page() }) }
 }
 
 #[cfg(test)]

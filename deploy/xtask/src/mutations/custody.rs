@@ -149,11 +149,11 @@ pub(super) const CUSTODY: &[Mutation] = &[
     },
     Mutation {
         name: "ledger: another tenant's page is not attached",
-        file: "engine/kv/src/ledger.rs",
-        find: "if label.domain != domain {",
-        replace: "if label.domain == Label::NOBODY {",
+        file: "engine/kv/src/ledger/sharing.rs",
+        find: "let cleared = label.domain.flows_to(domain) && domain != Label::NOBODY;",
+        replace: "let cleared = domain != Label::NOBODY;",
         packages: &["engine-kv"],
-        tests: "test(a_shared_page_is_one_tenants_and_drains_after_its_last_reader)",
+        tests: "test(a_shared_page_is_one_tenants_and_drains_after_its_last_reader) | test(everybodys_page_flows_to_every_tenant_and_a_tenants_to_itself)",
     },
     Mutation {
         name: "ledger: a trace counts on nothing that was not written",
@@ -246,8 +246,8 @@ pub(super) const CUSTODY: &[Mutation] = &[
     Mutation {
         name: "ledger: pages that the store did not relabel have no next owner",
         file: "engine/kv/src/transfer_table.rs",
-        find: "if relabel(before, owned.capability()) { Ok(owned) }",
-        replace: "if relabel(before, owned.capability()) || before.tag() > 0 { Ok(owned) }",
+        find: "if relabel(before, page.capability()) { Ok(page) }",
+        replace: "if relabel(before, page.capability()) || before.tag() > 0 { Ok(page) }",
         packages: &["engine-kv"],
         tests: "test(a_store_that_cannot_relabel_gets_no_reader)",
     },

@@ -1,0 +1,492 @@
+//! One behaviour each. Every one of them is followed by an auditor of the custody log.
+
+use super::*;
+use crate::custody_view::CustodyView;
+use crate::{AllocateError, Capability, Ledger, LedgerConfig, OutboundTable, PageFormat, UseError};
+use policies_domain::{CustodyRecord, HolderId, QuarantineReason, TenantId, TicketKind};
+
+/// Pages that a domain may keep, where that is not what a test is about.
+pub(super) const MANY: usize = 100;
+
+pub(super) fn tenant(number: u32) -> Label {
+    Label::of(TenantId::new(number).unwrap())
+}
+
+/// A prompt of this many pages, and a few tokens more. Prompts of other kinds have no page in common with it.
+pub(super) fn prompt(kind: u32, pages: u32) -> Vec<u32> {
+    (0..pages * PAGE_TOKENS as u32 + 5).map(|token| kind * 1000 + token).collect()
+}
+
+pub(super) fn config() -> PrefixCacheConfig {
+    PrefixCacheConfig { boot_secret: [9; 32], fingerprint: [8; 32], adapter_generation: 0 }
+}
+
+/// A pool with a cache, and an auditor that follows both.
+pub(super) struct Rig {
+    pub(super) pool: PagePool,
+    pub(super) cache: PrefixCache,
+    view: CustodyView,
+}
+
+impl Rig {
+    pub(super) fn new(pages: u32) -> Self {
+        let (boot_secret, format, compat, events_max) = ([1; 32], PageFormat::Bf16, 0, 100_000);
+        let pool = PagePool::new(Ledger::new(LedgerConfig { pages, boot_secret, format, compat, events_max }));
+        let cache = PrefixCache::new(&pool, config());
+        Self { pool, cache, view: CustodyView::new(pages) }
+    }
+
+    /// Computes a whole prompt behind what the cache knows of it.
+    pub(super) fn prefill(&mut self, label: Label, tokens: &[u32]) -> BlockTable {
+        let hit = self.cache.lookup(label, tokens, tokens.len() - 1);
+        self.compute(BlockTable::with_prefix(hit), tokens)
+    }
+
+    pub(super) fn compute(&mut self, mut table: BlockTable, tokens: &[u32]) -> BlockTable {
+        table.grow(tokens.len(), |_| ()).unwrap();
+        let step = self.pool.issue_step();
+        self.pool.retire_step(step).unwrap();
+        table.advance(tokens.len() - table.tokens()).unwrap();
+        self.audit();
+        table
+    }
+
+    /// A prompt is computed, published, and its sequence ends.
+    pub(super) fn learn(&mut self, label: Label, tokens: &[u32], pages_max: usize) -> usize {
+        let mut table = self.prefill(label, tokens);
+        let published = self.cache.publish(tokens, &mut table, pages_max);
+        drop(table);
+        self.audit();
+        published
+    }
+
+    /// Pages that a lookup finds; they go back at once.
+    pub(super) fn found(&mut self, label: Label, tokens: &[u32]) -> usize {
+        let peeked = self.cache.peek(label, tokens, tokens.len()) / PAGE_TOKENS;
+        let hit = self.cache.lookup(label, tokens, tokens.len());
+        assert_eq!(hit.pages(), peeked);
+        let pages = hit.pages();
+        drop(hit);
+        self.audit();
+        pages
+    }
+
+    /// The ledger is sound, and its log alone says the same of each sequence that reads.
+    pub(super) fn audit(&mut self) {
+        self.pool.lock().assert_sound();
+        let mut records: Vec<CustodyRecord> = Vec::new();
+        self.pool.drain(&mut records);
+        records.iter().for_each(|record| self.view.follow(record).unwrap());
+    }
+
+    /// The log knows the table's pages, in its order.
+    pub(super) fn agrees(&mut self, table: &BlockTable) {
+        self.audit();
+        let mut capabilities = Vec::new();
+        table.capabilities(0, table.pages() * PAGE_TOKENS, &mut capabilities);
+        let held = self.view.pages(table.sequence(), 0).unwrap();
+        let told: Vec<_> = held.map(|page| (page.life.page, page.tag)).collect();
+        let used: Vec<_> = capabilities.iter().map(|page| (page.page(), page.tag())).collect();
+        assert_eq!(told, used);
+        assert_eq!(self.view.tokens(table.sequence()), Ok(table.tokens()));
+    }
+
+    fn free(&mut self) -> usize {
+        self.pool.reclaim(|_| true);
+        self.audit();
+        self.pool.counts().free
+    }
+}
+
+fn capabilities(table: &BlockTable) -> Vec<Capability> {
+    let mut capabilities = Vec::new();
+    table.capabilities(0, table.tokens(), &mut capabilities);
+    capabilities
+}
+
+#[test]
+fn what_a_tenant_computed_before_is_found_by_it_and_read_in_place() {
+    let mut rig = Rig::new(16);
+    let (first, mut second) = (prompt(1, 3), prompt(1, 3));
+    second.extend(prompt(2, 1));
+    let mut table = rig.prefill(tenant(1), &first);
+    assert_eq!(rig.cache.publish(&first, &mut table, MANY), 3);
+    rig.agrees(&table);
+    let before = capabilities(&table);
+    assert_eq!(table.tokens(), first.len(), "it goes on as before");
+    let mut reader = rig.prefill(tenant(1), &second);
+    assert_eq!(capabilities(&reader)[..3], before[..3]);
+    assert_ne!(capabilities(&reader)[3], before[3], "what is not full is nobody else's");
+    rig.agrees(&reader);
+    reader.grow(second.len() + 20, |_| ()).unwrap();
+    reader.advance(20).unwrap();
+    rig.agrees(&reader);
+    let counts = rig.cache.counts(tenant(1));
+    assert_eq!((counts.hits, counts.misses), (3, 3 + 1));
+}
+
+#[test]
+fn a_hit_leaves_what_the_caller_keeps_for_itself() {
+    let mut rig = Rig::new(8);
+    let tokens = &prompt(1, 2)[..32];
+    rig.learn(tenant(1), &prompt(1, 2), MANY);
+    for (tokens_max, found) in [(0, 0), (15, 0), (16, 16), (31, 16), (32, 32), (usize::MAX, 32)] {
+        assert_eq!(rig.cache.lookup(tenant(1), tokens, tokens_max).tokens(), found, "at most {tokens_max}");
+    }
+    let table = rig.prefill(tenant(1), tokens);
+    assert_eq!((table.tokens(), table.pages()), (32, 2), "the last token is computed, in a page of its own");
+    rig.agrees(&table);
+}
+
+#[test]
+fn the_same_tokens_of_two_tenants_never_meet() {
+    let mut rig = Rig::new(32);
+    let tokens = prompt(1, 3);
+    rig.learn(tenant(1), &tokens, MANY);
+    assert_eq!((rig.found(tenant(2), &tokens), rig.found(tenant(1), &tokens)), (0, 3));
+    rig.learn(tenant(2), &tokens, MANY);
+    let (first, second) = (rig.prefill(tenant(1), &tokens), rig.prefill(tenant(2), &tokens));
+    let pages = [&first, &second].map(capabilities);
+    assert!(pages[0].iter().all(|page| pages[1].iter().all(|other| page.page() != other.page())));
+    for label in [Label::NOBODY, Label::PUBLIC, tenant(3)] {
+        assert_eq!(rig.found(label, &tokens), 0, "{label}");
+    }
+}
+
+#[test]
+fn a_key_is_of_one_domain_model_adapter_and_start() {
+    let tokens: &PageTokens = &[7; PAGE_TOKENS];
+    let key = |config, label| BootKey::new(config).of_domain(label, false).node(NodeKey::ROOT, tokens);
+    let usual = config();
+    let keys = [
+        key(usual, tenant(1)),
+        key(usual, tenant(2)),
+        key(usual, Label::PUBLIC),
+        key(PrefixCacheConfig { boot_secret: [7; 32], ..usual }, tenant(1)),
+        key(PrefixCacheConfig { fingerprint: [7; 32], ..usual }, tenant(1)),
+        key(PrefixCacheConfig { adapter_generation: 1, ..usual }, tenant(1)),
+        BootKey::new(usual).of_domain(tenant(1), false).node(key(usual, tenant(1)), tokens),
+    ];
+    for (place, one) in keys.iter().enumerate() {
+        assert!(keys[..place].iter().all(|other| other != one), "key {place} is another's, too");
+    }
+    assert!(key(usual, tenant(1)) == keys[0]);
+}
+
+#[test]
+fn a_page_under_a_key_that_is_not_its_own_is_no_hit() {
+    let mut rig = Rig::new(8);
+    let (tokens, others) = (prompt(1, 1), prompt(2, 1));
+    rig.learn(tenant(1), &tokens, MANY);
+    // The node of one prompt under the key of another, as a collision would have it.
+    let tree = rig.cache.trees.get_mut(&tenant(1)).unwrap();
+    let key = |tokens: &[u32]| tree.key_of(NodeKey::ROOT, tokens.first_chunk().unwrap());
+    let (own, planted) = (key(&tokens), key(&others));
+    tree.move_node(own, planted);
+    assert_eq!(rig.found(tenant(1), &others), 0);
+    // Once for the question, once for what comes to be published. Nothing takes the place either.
+    assert_eq!(rig.learn(tenant(1), &others, MANY), 0);
+    assert_eq!((rig.cache.counts(tenant(1)).collisions, rig.cache.pages_of(tenant(1))), (3, 1));
+}
+
+#[test]
+fn nothing_is_published_before_it_is_written() {
+    let mut rig = Rig::new(8);
+    let tokens = prompt(1, 2);
+    let mut table = BlockTable::new(&rig.pool, tenant(1));
+    table.grow(tokens.len(), |_| ()).unwrap();
+    assert_eq!(rig.cache.publish(&tokens, &mut table, MANY), 0, "room is no content");
+    let step = rig.pool.issue_step();
+    table.advance(20).unwrap();
+    assert_eq!(rig.cache.publish(&tokens, &mut table, MANY), 0, "the step that writes it is under way");
+    rig.pool.retire_step(step).unwrap();
+    assert_eq!(rig.cache.publish(&tokens, &mut table, MANY), 1, "the second page has room");
+    assert_eq!(rig.found(tenant(1), &tokens), 1);
+    rig.agrees(&table);
+    table.advance(17).unwrap();
+    assert_eq!(rig.cache.publish(&tokens[..31], &mut table, MANY), 0, "fewer tokens than the page has");
+    assert_eq!(rig.cache.publish(&tokens, &mut table, MANY), 1);
+    rig.agrees(&table);
+}
+
+#[test]
+fn what_is_known_already_stays_where_it_is() {
+    let mut rig = Rig::new(16);
+    let tokens = prompt(1, 3);
+    rig.learn(tenant(1), &tokens[..20], MANY);
+    let fresh = BlockTable::new(&rig.pool, tenant(1));
+    let mut table = rig.compute(fresh, &tokens);
+    let before = capabilities(&table);
+    assert_eq!(rig.cache.publish(&tokens, &mut table, MANY), 2, "the first page is known");
+    assert_eq!(capabilities(&table), before);
+    rig.agrees(&table);
+    let reader = rig.prefill(tenant(1), &tokens);
+    assert_ne!(capabilities(&reader)[0], before[0]);
+    assert_eq!(capabilities(&reader)[1..3], before[1..3], "behind another copy of the first page");
+    rig.agrees(&reader);
+    assert_eq!(rig.cache.publish(&tokens, &mut table, MANY), 0);
+}
+
+#[test]
+fn a_domain_keeps_no_more_than_its_bound_and_the_most_recent() {
+    let mut rig = Rig::new(64);
+    for kind in 1..4 {
+        assert_eq!(rig.learn(tenant(1), &prompt(kind, 2), 6), 2);
+    }
+    assert_eq!(rig.found(tenant(1), &prompt(1, 2)), 2, "used again");
+    assert_eq!(rig.learn(tenant(1), &prompt(4, 2), 6), 2);
+    let found = [1, 2, 3, 4].map(|kind| rig.found(tenant(1), &prompt(kind, 2)));
+    assert_eq!(found, [2, 0, 2, 2], "the one that was used least recently goes");
+    assert_eq!((rig.cache.pages_of(tenant(1)), rig.cache.counts(tenant(1)).evictions), (6, 2));
+    assert_eq!(rig.learn(tenant(1), &prompt(5, 9), 4), 4, "as much of it as may be kept");
+    assert_eq!((rig.found(tenant(1), &prompt(5, 9)), rig.cache.pages_of(tenant(1))), (4, 4));
+    assert_eq!(rig.learn(tenant(1), &prompt(6, 1), 0), 0);
+    assert_eq!(rig.cache.pages_of(tenant(1)), 0, "a bound of nothing keeps nothing");
+}
+
+#[test]
+fn a_full_domain_never_gives_up_what_it_publishes_behind() {
+    let mut rig = Rig::new(64);
+    let tokens = prompt(1, 4);
+    rig.learn(tenant(1), &tokens[..40], 3);
+    rig.learn(tenant(1), &prompt(2, 1), 3);
+    assert_eq!(rig.learn(tenant(1), &tokens, 3), 1, "two were known");
+    assert_eq!((rig.found(tenant(1), &tokens), rig.found(tenant(1), &prompt(2, 1))), (3, 0));
+    rig.cache.clear(tenant(1));
+    assert_eq!(rig.free(), 64);
+}
+
+#[test]
+fn eviction_moves_nothing_of_anybody_else() {
+    let mut rig = Rig::new(64);
+    for number in 1..4 {
+        rig.learn(tenant(number), &prompt(number, 5), MANY);
+    }
+    let others = |rig: &mut Rig| {
+        let tables = [1, 3].map(|number| rig.prefill(tenant(number), &prompt(number, 5)));
+        let pages = tables.each_ref().map(|table| capabilities(table)[..5].to_vec());
+        (pages, [1, 3].map(|number| rig.cache.counts(tenant(number)).evictions))
+    };
+    let before = others(&mut rig);
+    assert_eq!(rig.cache.evict(tenant(2), 2), 2);
+    assert_eq!((rig.cache.pages_of(tenant(2)), rig.found(tenant(2), &prompt(2, 5))), (3, 3), "from the leaves on");
+    assert_eq!(rig.cache.evict(tenant(2), 100), 3, "and no more than there is");
+    // One domain is full over and over, and forgets its own.
+    for kind in 10..20 {
+        rig.learn(tenant(2), &prompt(kind, 2), 4);
+    }
+    assert_eq!(rig.cache.clear(tenant(2)), 4);
+    assert_eq!(others(&mut rig), before);
+}
+
+#[test]
+fn an_evicted_page_comes_back_with_its_last_reader() {
+    let mut rig = Rig::new(8);
+    let tokens = prompt(1, 3);
+    rig.learn(tenant(1), &tokens, MANY);
+    assert_eq!((rig.free(), rig.cache.cached_alone(tenant(1))), (5, 3));
+    let reader = rig.prefill(tenant(1), &tokens[..40]);
+    assert_eq!((rig.cache.cached_alone(tenant(1)), rig.pool.held_by(tenant(1))), (1, 4));
+    assert_eq!(rig.cache.evict(tenant(1), 3), 1, "two are being read");
+    assert_eq!(rig.cache.cached_alone(tenant(1)), 0);
+    rig.agrees(&reader);
+    assert_eq!(rig.free(), 5);
+    rig.cache.clear(tenant(1));
+    assert_eq!(rig.free(), 5, "the reader holds them");
+    rig.agrees(&reader);
+    drop(reader);
+    assert_eq!((rig.free(), rig.pool.held_by(tenant(1))), (8, 0));
+}
+
+#[test]
+fn eviction_brings_back_what_it_promised_through_pages_that_are_read() {
+    let mut rig = Rig::new(16);
+    let tokens = prompt(1, 3);
+    rig.learn(tenant(1), &tokens[..20], MANY);
+    let fresh = BlockTable::new(&rig.pool, tenant(1));
+    let mut table = rig.compute(fresh, &tokens);
+    rig.cache.publish(&tokens, &mut table, MANY);
+    // Nobody reads the first node's page, and two that are read hang on it.
+    assert_eq!(rig.cache.cached_alone(tenant(1)), 1);
+    assert_eq!(rig.cache.evict(tenant(1), 1), 1);
+    assert_eq!((rig.cache.pages_of(tenant(1)), rig.cache.evict(tenant(1), 1)), (0, 0));
+    rig.agrees(&table);
+}
+
+#[test]
+fn a_hit_that_is_not_used_gives_everything_back() {
+    let mut rig = Rig::new(8);
+    let tokens = prompt(1, 3);
+    rig.learn(tenant(1), &tokens, MANY);
+    let hit = rig.cache.lookup(tenant(1), &tokens, tokens.len());
+    // It holds its pages: nothing can come between a lookup and its use.
+    rig.cache.clear(tenant(1));
+    assert_eq!((rig.free(), hit.pages(), hit.label()), (5, 3, tenant(1)));
+    let table = BlockTable::with_prefix(hit);
+    rig.agrees(&table);
+    drop(table);
+    assert_eq!(rig.free(), 8);
+}
+
+#[test]
+fn a_page_under_suspicion_is_found_by_nobody_with_all_that_follows() {
+    let mut rig = Rig::new(16);
+    let tokens = prompt(1, 3);
+    rig.learn(tenant(1), &tokens, MANY);
+    let reader = rig.prefill(tenant(1), &tokens);
+    let suspected = capabilities(&reader)[1].page();
+    rig.pool.quarantine(suspected, QuarantineReason::TagMismatch);
+    assert_eq!(rig.cache.peek(tenant(1), &tokens, tokens.len()), 16);
+    assert_eq!((rig.found(tenant(1), &tokens), rig.cache.pages_of(tenant(1))), (1, 1));
+    assert_eq!(rig.cache.counts(tenant(1)).withdrawn, 2);
+    drop(reader);
+    assert_eq!((rig.free(), rig.pool.counts().quarantined), (14, 1));
+    // What is computed again takes its place.
+    assert_eq!(rig.learn(tenant(1), &tokens, MANY), 2);
+    assert_eq!(rig.found(tenant(1), &tokens), 3);
+}
+
+#[test]
+fn a_page_under_suspicion_is_not_published_and_gives_way_to_a_good_one() {
+    let mut rig = Rig::new(16);
+    let tokens = prompt(1, 3);
+    let mut table = rig.prefill(tenant(1), &tokens);
+    rig.pool.quarantine(capabilities(&table)[1].page(), QuarantineReason::TagMismatch);
+    assert_eq!(rig.cache.publish(&tokens, &mut table, MANY), 1, "it ends what is published");
+    rig.agrees(&table);
+    rig.pool.quarantine(capabilities(&table)[0].page(), QuarantineReason::TagMismatch);
+    let fresh = BlockTable::new(&rig.pool, tenant(1));
+    let mut table = rig.compute(fresh, &tokens);
+    assert_eq!(rig.cache.publish(&tokens, &mut table, MANY), 3);
+    assert_eq!((rig.found(tenant(1), &tokens), rig.cache.counts(tenant(1)).withdrawn), (3, 1));
+}
+
+#[test]
+fn what_is_everybodys_is_declared_found_first_and_gone_on_from() {
+    let mut rig = Rig::new(32);
+    let (preamble, mut tokens) = (prompt(1, 2)[..32].to_vec(), prompt(1, 2)[..32].to_vec());
+    tokens.extend(prompt(2, 2));
+    // Never inferred: a tenant's prefix is the tenant's, and the label alone makes no page.
+    rig.learn(tenant(1), &tokens, MANY);
+    assert_eq!((rig.found(tenant(2), &tokens), rig.found(Label::PUBLIC, &tokens)), (0, 0));
+    let refused = Err(AllocateError::NotATenant { label: Label::PUBLIC });
+    assert_eq!(BlockTable::new(&rig.pool, Label::PUBLIC).grow(1, |_| ()), refused);
+    let declared = BlockTable::new_public(&rig.pool);
+    let mut table = rig.compute(declared, &preamble);
+    assert_eq!(rig.cache.publish(&preamble, &mut table, MANY), 2);
+    let public = capabilities(&table);
+    drop(table);
+    for number in [1, 2] {
+        assert_eq!(rig.found(tenant(number), &tokens), 2, "tenant {number}");
+        let table = rig.prefill(tenant(number), &tokens);
+        assert_eq!(capabilities(&table)[..2], public[..]);
+        rig.agrees(&table);
+    }
+    assert_eq!(rig.learn(tenant(1), &tokens, MANY), 2, "behind what is everybody's");
+    assert_eq!((rig.found(tenant(1), &tokens), rig.found(tenant(2), &tokens)), (4, 2));
+    assert_eq!((rig.pool.held_by(Label::PUBLIC), rig.cache.cached_alone(Label::PUBLIC)), (2, 2));
+    assert_eq!(rig.cache.evict(Label::PUBLIC, 2), 2);
+    assert_eq!(rig.found(tenant(2), &tokens), 0);
+}
+
+#[test]
+fn everybodys_pages_are_not_kept_as_a_tenants() {
+    let mut rig = Rig::new(32);
+    let tokens = prompt(1, 3);
+    let declared = BlockTable::new_public(&rig.pool);
+    let mut public = rig.compute(declared, &tokens[..32]);
+    rig.cache.publish(&tokens[..32], &mut public, MANY);
+    let mut table = rig.prefill(tenant(1), &tokens);
+    rig.cache.clear(Label::PUBLIC);
+    assert_eq!(rig.cache.publish(&tokens, &mut table, MANY), 0);
+    assert!(matches!(table.keep(0), Err(UseError::Foreign { .. })));
+    rig.agrees(&table);
+}
+
+#[test]
+fn a_table_behind_a_prefix_is_offered_withdrawn_and_published() {
+    let mut rig = Rig::new(16);
+    let tokens = prompt(1, 3);
+    rig.learn(tenant(1), &tokens[..40], MANY);
+    let table = rig.prefill(tenant(1), &tokens);
+    let before = capabilities(&table);
+    let outbound = OutboundTable::offer(table).unwrap();
+    let listed: Vec<_> = outbound.pages().map(|(_, capability, tokens)| (capability, tokens)).collect();
+    assert_eq!(listed, before.iter().copied().zip([16, 16, 16, 5]).collect::<Vec<_>>());
+    assert_eq!((rig.pool.counts().shared, rig.pool.counts().outbound), (2, 2));
+    // The shared ones are copied like the others.
+    for (life, ..) in outbound.pages() {
+        let ticket = rig.pool.ticket(life, TicketKind::Read, HolderId(1)).unwrap();
+        ticket.settle(policies_domain::Outcome::Done).unwrap();
+    }
+    rig.audit();
+    let mut table = outbound.withdraw().unwrap();
+    assert_eq!((capabilities(&table), table.tokens()), (before, tokens.len()));
+    assert_eq!(rig.cache.publish(&tokens, &mut table, MANY), 1);
+    rig.agrees(&table);
+    table.grow(tokens.len() + 16, |_| ()).unwrap();
+    table.advance(16).unwrap();
+    rig.agrees(&table);
+    drop(OutboundTable::offer(table).unwrap());
+    assert_eq!((rig.free(), rig.cache.cached_alone(tenant(1))), (13, 3), "only the cache has them");
+}
+
+#[test]
+fn a_prefix_is_handed_over_as_it_is_and_the_rest_in_a_new_life() {
+    let mut rig = Rig::new(16);
+    let tokens = prompt(1, 4);
+    rig.learn(tenant(1), &tokens[..40], MANY);
+    let mut table = rig.prefill(tenant(1), &tokens);
+    rig.cache.publish(&tokens[..48], &mut table, MANY);
+    let before = capabilities(&table);
+    let from = table.sequence();
+    let mut relabelled = Vec::new();
+    let table = OutboundTable::offer(table).unwrap().hand_over(|before, now| {
+        relabelled.push((before, now));
+        true
+    });
+    let mut table = table.unwrap();
+    let now = capabilities(&table);
+    assert_eq!(relabelled, before.iter().copied().zip(now.iter().copied()).collect::<Vec<_>>(), "one call a page");
+    assert_eq!(before[..3], now[..3]);
+    assert!(before[3..].iter().zip(&now[3..]).all(|(before, now)| before.tag() != now.tag()));
+    rig.agrees(&table);
+    assert!(rig.view.pages(from, 0).is_err(), "whoever had them has none");
+    table.grow(tokens.len() + 20, |_| ()).unwrap();
+    table.advance(20).unwrap();
+    rig.agrees(&table);
+    drop(table);
+    assert_eq!((rig.cache.cached_alone(tenant(1)), rig.free()), (3, 13));
+}
+
+#[test]
+fn a_prefix_that_cannot_be_handed_over_goes_back_whole() {
+    let mut rig = Rig::new(16);
+    let tokens = prompt(1, 2);
+    for act in 0..3 {
+        rig.learn(tenant(1), &tokens, MANY);
+        let outbound = OutboundTable::offer(rig.prefill(tenant(1), &tokens)).unwrap();
+        let lives: Vec<_> = outbound.pages().map(|(life, ..)| life).collect();
+        let handed_over = match act {
+            0 => outbound.hand_over(|before, now| before != now),
+            1 => outbound.hand_over(|before, now| before == now),
+            _ => {
+                rig.pool.quarantine(lives[1].page, QuarantineReason::TagMismatch);
+                outbound.hand_over(|_, _| true)
+            }
+        };
+        assert!(handed_over.is_err(), "{act}");
+        rig.audit();
+        rig.cache.clear(tenant(1));
+        assert_eq!(rig.free() + rig.pool.counts().quarantined, 16);
+    }
+}
+
+#[test]
+fn nothing_that_is_printed_has_tokens_in_it() {
+    let mut rig = Rig::new(8);
+    rig.learn(tenant(1), &prompt(77, 2), MANY);
+    let hit = rig.cache.lookup(tenant(1), &prompt(77, 2), MANY);
+    let printed = format!("{:?} {:?} {:?} {hit:?}", rig.cache, config(), rig.cache.counts(tenant(1)));
+    assert!(!printed.contains("77") && !printed.contains("[9, 9"), "{printed}");
+}
