@@ -13,6 +13,7 @@ mod remote;
 mod rows;
 mod split;
 mod templates;
+mod tenants;
 
 use crate::phase::command_line;
 use crate::setup;
@@ -39,7 +40,7 @@ struct Mutation {
 
 /// Every safety check of the product. A new check comes with its line here or in one of the lists beside this file.
 fn all() -> impl Iterator<Item = &'static Mutation> {
-    const OTHERS: [&[Mutation]; 12] = [
+    const OTHERS: [&[Mutation]; 13] = [
         bounds::BOUNDS,
         custody::CUSTODY,
         delivery::DELIVERY,
@@ -52,6 +53,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         rows::ROWS,
         split::SPLIT,
         templates::TEMPLATES,
+        tenants::TENANTS,
     ];
     MUTATIONS.iter().chain(OTHERS.into_iter().flatten())
 }

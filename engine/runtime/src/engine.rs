@@ -245,6 +245,7 @@ impl Engine {
                     let bounds = PromptBounds { vocabulary: of_decode.compute.vocabulary(), context_length };
                     let requests = Requests::Here { context_max: context_max as u64 };
                     let mut serving = Serving::new(of_decode, config, fingerprint, bounds, requests, counters.clone())?;
+                    serving.tenancy = tenancy.clone();
                     counters.worker_away.store(true, Ordering::SeqCst);
                     let streams = Arc::new(Streams::new(inbox.clone(), counters.clone()));
                     let of_streams = streams.clone();

@@ -2,7 +2,7 @@
 
 use crate::{ApiKey, KeyHash, KeySecret, ParseKeyError};
 use policies_domain::{Credential, Principal, TenantId, TenantName};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use subtle::{Choice, ConditionallySelectable};
 
 /// One line of the configuration: a tenant and the hash of one of its keys.
@@ -69,18 +69,30 @@ impl KeyRing {
         if keys.len() > Self::KEYS_MAX {
             return Err(too_many());
         }
-        let mut numbers: HashMap<&TenantName, TenantId> = HashMap::new();
+        let numbers = Self::numbers(keys);
         let mut principals = Vec::with_capacity(keys.len());
         for (position, key) in keys.iter().enumerate() {
             let twin = keys.iter().take(position).find(|other| bool::from(other.hash.same_as(&key.hash)));
             if let Some(twin) = twin.filter(|twin| twin.tenant != key.tenant) {
                 return Err(BuildKeyRingError::Shared { first: twin.tenant.clone(), second: key.tenant.clone() });
             }
-            let next = u32::try_from(numbers.len() + 1).ok().and_then(TenantId::new).ok_or_else(too_many)?;
-            let number = *numbers.entry(&key.tenant).or_insert(next);
+            let number = *numbers.get(&key.tenant).ok_or_else(too_many)?;
             principals.push(Principal::authenticated(number, key.tenant.clone()));
         }
         Ok(Self { secret, hashes: keys.iter().map(|key| key.hash).collect(), principals })
+    }
+
+    /// Everyone who has a key, and the number that labels carry: the same in every process that is given the same keys in
+    /// the same order.
+    #[must_use]
+    pub fn numbers(keys: &[TenantKey]) -> BTreeMap<&TenantName, TenantId> {
+        let mut numbers = BTreeMap::new();
+        for key in keys {
+            // Beyond `KEYS_MAX` no ring is made, and far below that every number is one of a tenant.
+            let Some(next) = u32::try_from(numbers.len() + 1).ok().and_then(TenantId::new) else { break };
+            numbers.entry(&key.tenant).or_insert(next);
+        }
+        numbers
     }
 
     /// Who presents this credential?
@@ -148,6 +160,28 @@ mod tests {
         assert_eq!((who(&keys[1]).name().as_str(), who(&keys[1]).tenant().number()), ("globex", 2));
         assert_eq!(who(&keys[2]), who(&keys[0]), "a second key of the same tenant");
         assert_eq!(ring.principals().len(), 2);
+    }
+
+    #[test]
+    fn a_tenant_s_number_is_the_place_of_its_first_key_and_the_ring_s() {
+        let secret = KeySecret::of(3);
+        let keys = ["globex", "acme", "globex", "initech"].map(|name| {
+            let hash = secret.hash(&ApiKey::mint().unwrap());
+            TenantKey { tenant: tenant(name), hash }
+        });
+        let numbers = |keys: &[TenantKey]| -> Vec<(String, u32)> {
+            let numbers = KeyRing::numbers(keys);
+            numbers.into_iter().map(|(name, number)| (name.to_string(), number.number())).collect()
+        };
+        let wanted = [("acme", 2), ("globex", 1), ("initech", 3)].map(|(name, number)| (name.to_owned(), number));
+        assert_eq!(numbers(&keys), wanted);
+        let ring = KeyRing::new(secret, &keys).unwrap();
+        for principal in ring.principals() {
+            assert_eq!(KeyRing::numbers(&keys).get(principal.name()), Some(&principal.tenant()));
+        }
+        // Another order of the same keys gives other numbers: two processes have to be given the same one.
+        assert_ne!(numbers(&[keys[1].clone(), keys[0].clone()]), numbers(&keys[..2]));
+        assert!(numbers(&[]).is_empty());
     }
 
     #[test]

@@ -1,12 +1,17 @@
 //! The configuration: one TOML file, every mistake in it reported at once, no maybes left afterwards.
 
+mod agreement;
+
+pub use agreement::{Agreement, StreamShape};
+
 use crate::bounded_file;
 use crate::exchange::ConnectionLimits;
 use crate::tls::TlsFiles;
 use engine_link::{Address, Role};
-use engine_runtime::{EngineConfig, KvKind, Split};
-use gateway_auth::{KeyHash, TenantKey};
-use policies_domain::{ModelName, TenantName};
+use engine_runtime::{EngineConfig, KvKind, Overpromised, Split, Tenancy};
+use gateway_auth::{KeyHash, KeyRing, TenantKey};
+use policies_domain::{Label, ModelName, TenantName};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -37,6 +42,8 @@ pub struct Config {
     pub origin: String,
     /// Whose keys are accepted.
     pub tenants: Vec<TenantKey>,
+    /// What was agreed with each of them; the defaults with whoever is not here.
+    pub agreements: BTreeMap<TenantName, Agreement>,
     /// Sizes of the engine.
     pub engine: EngineConfig,
     /// The part of the engine that is a process of its own, if one is.
@@ -211,6 +218,7 @@ impl Config {
             rules: None,
             origin: Self::ORIGIN.to_owned(),
             tenants: Vec::new(),
+            agreements: BTreeMap::new(),
             engine: EngineConfig::default(),
             worker: None,
             limits: Limits::default(),
@@ -300,8 +308,28 @@ impl Config {
         });
         settings.inside("limits", |limits| read_limits(limits, &mut config.limits));
         config.tenants = read_tenants(&mut settings);
+        settings.inside("scheduler", |scheduler| config.agreements = agreement::read_all(scheduler, &config.tenants));
+        if let Err(error) = config.tenancy() {
+            settings.mistake("scheduler.tenants", format!("cannot be kept: {error}"));
+        }
         settings.finish();
         if mistakes.is_empty() { Ok(config) } else { Err(ParseConfigError::Mistakes { mistakes }) }
+    }
+
+    /// Everybody's terms, by the number that labels carry. Whoever has a key is among them, so that everyone's guarantee
+    /// counts. Every process of one engine must be given the same tenants in the same order.
+    ///
+    /// # Errors
+    /// [`Overpromised`].
+    pub fn tenancy(&self) -> Result<Tenancy, Overpromised> {
+        let numbers = KeyRing::numbers(&self.tenants);
+        Tenancy::new(numbers.into_iter().map(|(name, number)| (Label::of(number), self.agreement(name).terms)))
+    }
+
+    /// What was agreed with this tenant.
+    #[must_use]
+    pub fn agreement(&self, tenant: &TenantName) -> Agreement {
+        self.agreements.get(tenant).copied().unwrap_or_default()
     }
 }
 
@@ -312,6 +340,11 @@ fn read_engine(settings: &mut Settings<'_>, engine: &mut EngineConfig) {
     settings.count("sequences_max", 1..=largest.sequences_max, &mut engine.sequences_max);
     settings.count("queue_max", 1..=largest.queue_max, &mut engine.queue_max);
     settings.count("prefill_chunk_tokens", 1..=largest.prefill_chunk_tokens, &mut engine.prefill_chunk_tokens);
+    settings.count("step_target_ms", 1..=largest.step_target_ms, &mut engine.step_target_ms);
+    settings.count("queue_wait_max_ms", 1..=largest.queue_wait_max_ms, &mut engine.queue_wait_max_ms);
+    settings.switch("prefix_cache", &mut engine.prefix_cache);
+    settings.switch("speculation", &mut engine.speculation);
+    settings.count("swap_mib", 0..=SWAP_MIB_MAX, &mut engine.swap_mib);
     settings.set("context_tokens_max", "a whole number from 2", &mut engine.context_tokens_max, |value| {
         usize::try_from(value.as_integer()?).ok().filter(|tokens| *tokens > 1).map(Some)
     });
@@ -323,6 +356,9 @@ fn read_engine(settings: &mut Settings<'_>, engine: &mut EngineConfig) {
     });
     settings.set("kv", "\"bf16\", \"f32\" or \"int8\"", &mut engine.kv, |value| KvKind::parse(value.as_str()?));
 }
+
+/// A terabyte: more than the memory of the machines that this is for.
+const SWAP_MIB_MAX: usize = 1 << 20;
 
 fn read_limits(settings: &mut Settings<'_>, limits: &mut Limits) {
     settings.count("body_bytes_max", 1024..=1 << 30, &mut limits.body_bytes_max);
@@ -349,7 +385,7 @@ fn read_tenants(settings: &mut Settings<'_>) -> Vec<TenantKey> {
     };
     let mut keys = Vec::new();
     for (index, table) in tables.into_iter().enumerate() {
-        settings.inside_value(format!("tenants[{index}]"), table, |tenant| {
+        settings.inside_value(&format!("tenants[{index}]"), table, |tenant| {
             let wanted = "must be 1 to 63 of `a-z`, `0-9`, `-`";
             let name = tenant.required("name", wanted, |value| TenantName::parse(value.as_str()?).ok());
             let wanted = "must be the 64 hexadecimal digits that `bulkhead` prints for a key";
@@ -372,9 +408,18 @@ struct Settings<'a> {
 }
 
 impl Settings<'_> {
+    fn path_of(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+    }
+
     fn mistake(&mut self, name: &str, problem: String) {
-        let setting = if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) };
+        let setting = self.path_of(name);
         self.mistakes.push(Mistake { setting, problem });
+    }
+
+    /// The table itself should not be there.
+    fn wrong(&mut self, problem: &str) {
+        self.mistakes.push(Mistake { setting: self.path.clone(), problem: problem.to_owned() });
     }
 
     /// Takes a setting if it is there.
@@ -391,6 +436,10 @@ impl Settings<'_> {
         self.set(name, &wanted, target, |value| {
             usize::try_from(value.as_integer()?).ok().filter(|count| range.contains(count))
         });
+    }
+
+    fn switch(&mut self, name: &str, target: &mut bool) {
+        self.set(name, "true or false", target, Value::as_bool);
     }
 
     fn milliseconds(&mut self, name: &str, target: &mut Duration) {
@@ -417,15 +466,22 @@ impl Settings<'_> {
 
     fn inside(&mut self, name: &str, read: impl FnOnce(&mut Settings<'_>)) {
         if let Some(value) = self.table.remove(name) {
-            self.inside_value(name.to_owned(), value, read);
+            self.inside_value(name, value, read);
         }
     }
 
-    fn inside_value(&mut self, path: String, value: Value, read: impl FnOnce(&mut Settings<'_>)) {
+    /// Every table of this one, by its name.
+    fn each(&mut self, mut read: impl FnMut(&str, &mut Settings<'_>)) {
+        for (name, value) in std::mem::take(&mut self.table) {
+            self.inside_value(&name, value, |inside| read(&name, inside));
+        }
+    }
+
+    fn inside_value(&mut self, name: &str, value: Value, read: impl FnOnce(&mut Settings<'_>)) {
         let Value::Table(table) = value else {
-            return self.mistake(&path, "must be a table".to_owned());
+            return self.mistake(name, "must be a table".to_owned());
         };
-        let mut settings = Settings { path, table, mistakes: self.mistakes };
+        let mut settings = Settings { path: self.path_of(name), table, mistakes: self.mistakes };
         read(&mut settings);
         settings.finish();
     }

@@ -25,7 +25,10 @@ mod tls;
 mod turns;
 
 pub use chat_renderer::{RenderProcesses, render_chat};
-pub use config::{Config, ConfigError, Limits, MetricsReaders, Mistake, ParseConfigError, WeightsCache, WorkerPlace};
+pub use config::{
+    Agreement, Config, ConfigError, Limits, MetricsReaders, Mistake, ParseConfigError, StreamShape, WeightsCache,
+    WorkerPlace,
+};
 pub use exchange::ConnectionLimits;
 pub use gateway::{Gateway, StartError};
 pub use metrics::StartMetricsError;

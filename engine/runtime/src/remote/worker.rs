@@ -19,6 +19,7 @@ use crate::steps::StepError;
 use engine_handoff::Incarnation;
 use engine_link::{Address, ConnectError, Identity, Link, Listener, Role};
 use engine_model::Model;
+use engine_scheduler::Tenancy;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -47,13 +48,14 @@ pub struct Worker {
 impl Worker {
     /// Makes the KV store, begins to listen and starts the worker's threads: which part it is, is its identity's to say. For
     /// prompts it takes `threads`, `pages`, `prefill_chunk_tokens` and `kv` of `config`, and how many requests there may be is
-    /// the gateway's to say.
+    /// the gateway's to say. `tenancy` is to be the gateway's: tenants come as numbers.
     ///
     /// # Errors
     /// [`StartWorkerError`].
     pub fn start(
         model: &Arc<Model>,
         config: EngineConfig,
+        tenancy: Tenancy,
         address: &Address,
         identity: &Identity,
     ) -> Result<Self, StartWorkerError> {
@@ -77,13 +79,15 @@ impl Worker {
             Role::Prefill => {
                 let mut serving =
                     Serving::new(machine, config, fingerprint, bounds, Requests::There, Arc::new(Counters::new()))?;
+                serving.tenancy = tenancy;
                 Box::new(move |link| serving.serve(link, None))
             }
             Role::Decode => {
                 let inbox = Arc::new(Inbox::new(config.sequences_max + config.queue_max));
                 let counters = Arc::new(Counters::new());
                 let context_max = config.context_max(context_length);
-                let stepper = Stepper::new(Part::Decode, inbox, counters, config);
+                let mut stepper = Stepper::new(Part::Decode, inbox, counters, config);
+                stepper.tenancy = tenancy;
                 let (mut deciding, group) = Deciding::new(stepper, &machine, fingerprint, context_max)?;
                 let between = deciding.between.clone();
                 start("engine-decode", Box::new(move || between.run_decode(group, machine)))?;
@@ -155,6 +159,8 @@ pub(crate) struct Serving<C> {
     bounds: PromptBounds,
     numbers: PageNumbers,
     counters: Arc<Counters>,
+    /// Everybody's terms; the defaults of a fresh one.
+    pub(crate) tenancy: Tenancy,
 }
 
 impl<C: Compute> Serving<C> {
@@ -170,7 +176,8 @@ impl<C: Compute> Serving<C> {
         let pages = u32::try_from(config.pages).unwrap_or(u32::MAX);
         let welcome = Welcome { life: 0, boot: random_number()?, pages };
         let offer = Offer { fingerprint, welcome, content_bytes: machine.compute.content_bytes(), requests };
-        Ok(Self { machine, config, offer, bounds, numbers: PageNumbers::from(0), counters })
+        let (numbers, tenancy) = (PageNumbers::from(0), Tenancy::default());
+        Ok(Self { machine, config, offer, bounds, numbers, counters, tenancy })
     }
 
     /// One life of the group. With `streams`, requests come from here, and their readers are.
@@ -181,7 +188,8 @@ impl<C: Compute> Serving<C> {
         let Agreed { terms, slots, boot, pages, places } = introduction::answer(offer, &sender, &mut receiver)?;
         let inbox = Arc::new(Inbox::new(slots));
         let config = EngineConfig { sequences_max: slots, ..self.config };
-        let stepper = Stepper::new(Part::Prefill, inbox.clone(), self.counters.clone(), config);
+        let mut stepper = Stepper::new(Part::Prefill, inbox.clone(), self.counters.clone(), config);
+        stepper.tenancy = self.tenancy.clone();
         let reader = Reader::new(terms.key.clone(), Peer::Decode(self.bounds), streams.is_some());
         let group = PrefillGroup::new(stepper, terms, life);
         let between = Between::new(inbox);

@@ -5,7 +5,7 @@ use super::{environment, templates};
 use anyhow::{Context, Result};
 use engine_link::{Identity, IdentityFiles, Role};
 use engine_model::{CacheUse, LoadOptions, Loaded, Model, UnsavedWeights};
-use engine_runtime::{Engine, RemoteWorker, Tenancy};
+use engine_runtime::{Engine, RemoteWorker};
 use gateway_server::{Config, Gateway, WeightsCache, WorkerPlace};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -53,7 +53,7 @@ pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
             Some(RemoteWorker { address: worker.address.clone(), identity: identity(worker, worker.role.peer())? })
         }
     };
-    Ok(Engine::start_with(load_model(config).await?, config.engine, Tenancy::default(), worker)?)
+    Ok(Engine::start_with(load_model(config).await?, config.engine, config.tenancy()?, worker)?)
 }
 
 /// Who this process is, as a part of the engine, towards the others.
@@ -193,6 +193,7 @@ mod tests {
         assert_eq!((shown.listen, shown.origin), (defaults.listen, defaults.origin));
         assert_eq!(shown.weights_cache, defaults.weights_cache);
         assert_eq!((shown.engine, shown.limits, shown.metrics), (defaults.engine, defaults.limits, defaults.metrics));
+        assert!(shown.agreements.is_empty());
         assert!(shown.tenants.is_empty() && shown.rules.is_none() && shown.tls.is_none() && shown.worker.is_none());
     }
 }

@@ -26,7 +26,7 @@ pub(crate) async fn run(role: Role, config: &Path, listen: Option<Address>) -> R
     let address = listen.unwrap_or_else(|| place.address.clone());
     let work = async {
         let model = load_model(&config).await?;
-        anyhow::Ok(Worker::start(&model, config.engine, &address, &identity)?)
+        anyhow::Ok(Worker::start(&model, config.engine, config.tenancy()?, &address, &identity)?)
     };
     let Some(worker) = signals.unless(work).await else { return Ok(()) };
     let worker = worker?;

@@ -1,6 +1,8 @@
 //! Configurations that are read, and mistakes that are named.
 
 use super::*;
+use engine_runtime::{Class, TenantTerms};
+use policies_domain::TenantId;
 
 const HASH: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
@@ -18,14 +20,17 @@ fn a_full_configuration_is_read() {
          origin = \"example.org/log\"\nmetrics = \"nobody\"\n\
          [tls]\ncertificate = \"c.pem\"\nprivate_key = \"k.pem\"\nclient_authorities = \"a.pem\"\n\
          [engine]\nthreads = 2\npages = 64\nsequences_max = 4\nqueue_max = 8\nprefill_chunk_tokens = 32\ncontext_tokens_max = 512\nkv = \"f32\"\n\
+         step_target_ms = 50\nqueue_wait_max_ms = 9\nprefix_cache = false\nspeculation = false\nswap_mib = 0\n\
          [limits]\nbody_bytes_max = 4096\nconnections_max = 7\ntokenizers_max = 1\nsse_comment_interval_ms = 20\n\
          head_timeout_ms = 1\nidle_timeout_ms = 2\nbody_timeout_ms = 3\nwrite_timeout_ms = 4\nsend_bytes_per_second_min = 5\n\
-         [[tenants]]\nname = \"acme\"\nkey_hash = \"{HASH}\"\n[[tenants]]\nname = \"globex\"\nkey_hash = \"{HASH}\"\n"
+         [[tenants]]\nname = \"acme\"\nkey_hash = \"{HASH}\"\n[[tenants]]\nname = \"globex\"\nkey_hash = \"{HASH}\"\n\
+         [scheduler.tenants.globex]\nclass = \"interactive\"\nweight = 3\nkv_permille = 300\nqueue_max = 5\nexclusive = true\n\
+         stream = \"constant-shape\"\n"
     );
     let config = Config::parse(&text).unwrap();
     assert_eq!(config.listen.to_string(), "0.0.0.0:0");
-    assert_eq!(config.tls.unwrap().client_authorities, Some(PathBuf::from("a.pem")));
-    assert_eq!(config.served_name.unwrap().as_str(), "small");
+    assert_eq!(config.tls.as_ref().unwrap().client_authorities, Some(PathBuf::from("a.pem")));
+    assert_eq!(config.served_name.as_ref().unwrap().as_str(), "small");
     assert_eq!((config.engine.pages, config.engine.context_tokens_max), (64, Some(512)));
     assert_eq!(config.engine.kv, KvKind::F32);
     assert_eq!(config.weights_cache, WeightsCache::Off);
@@ -33,6 +38,19 @@ fn a_full_configuration_is_read() {
     assert_eq!(config.limits.connection.send_bytes_per_second_min, 5);
     assert_eq!(config.metrics, MetricsReaders::Nobody);
     assert_eq!(config.tenants.len(), 2);
+    let EngineConfig { step_target_ms, queue_wait_max_ms, prefix_cache, speculation, swap_mib, .. } = config.engine;
+    assert_eq!((step_target_ms, queue_wait_max_ms, prefix_cache, speculation, swap_mib), (50, 9, false, false, 0));
+    let terms = TenantTerms {
+        class: Class::Interactive,
+        weight: 3,
+        kv_permille: Some(300),
+        queue_max: Some(5),
+        exclusive: true,
+        speculates: false,
+    };
+    let globex = Agreement { terms, stream: StreamShape::ConstantShape };
+    assert_eq!(config.agreement(&TenantName::parse("globex").unwrap()), globex);
+    assert_eq!(config.agreement(&TenantName::parse("acme").unwrap()), Agreement::default());
 }
 
 #[test]
@@ -55,6 +73,8 @@ fn the_largest_numbers_are_the_engine_s() {
         ("sequences_max", largest.sequences_max),
         ("queue_max", largest.queue_max),
         ("prefill_chunk_tokens", largest.prefill_chunk_tokens),
+        ("step_target_ms", largest.step_target_ms),
+        ("queue_wait_max_ms", largest.queue_wait_max_ms),
     ] {
         let text = |value: usize| format!("data_dir = \"d\"\nmodel = \"m\"\n[engine]\n{name} = {value}");
         assert!(Config::parse(&text(value_max)).is_ok(), "{name}");
@@ -91,6 +111,90 @@ fn all_mistakes_are_reported_at_once() {
             "`port` is not a setting",
         ]
     );
+}
+
+fn with_tenants(names: &[&str], rest: &str) -> String {
+    let keys: String =
+        names.iter().map(|name| format!("[[tenants]]\nname = \"{name}\"\nkey_hash = \"{HASH}\"\n")).collect();
+    format!("data_dir = \"d\"\nmodel = \"m\"\n{keys}{rest}")
+}
+
+#[test]
+fn whoever_has_a_key_has_terms_under_the_number_that_its_labels_carry() {
+    let text = with_tenants(
+        &["globex", "acme", "globex", "initech"],
+        "[scheduler.tenants.acme]\nkv_permille = 400\n[scheduler.tenants.initech]\nweight = 3\nspeculation = false",
+    );
+    let tenancy = Config::parse(&text).unwrap().tenancy().unwrap();
+    let label = |number| Label::of(TenantId::new(number).unwrap());
+    // Half of what can be given is acme's by number; globex, of whom nothing is said, counts as one against initech's three.
+    assert_eq!([1, 2, 3, 4].map(|number| tenancy.guaranteed_pages(label(number), 1000)), [100, 400, 300, 0]);
+    assert_eq!([1, 2, 3].map(|number| tenancy.of(label(number)).weight), [1, 1, 3]);
+    assert_eq!([1, 2, 3].map(|number| tenancy.of(label(number)).speculates), [true, true, false]);
+}
+
+#[test]
+fn two_processes_with_one_file_agree_on_every_tenant_s_terms() {
+    let text =
+        with_tenants(&["globex", "acme", "initech"], "[scheduler.tenants.initech]\nclass = \"batch\"\nweight = 7");
+    let [gateway, worker] = [(); 2].map(|()| Config::parse(&text).unwrap());
+    let (here, there) = (gateway.tenancy().unwrap(), worker.tenancy().unwrap());
+    for (name, number) in KeyRing::numbers(&gateway.tenants) {
+        assert_eq!(KeyRing::numbers(&worker.tenants).get(name), Some(&number));
+        assert_eq!(here.of(Label::of(number)), there.of(Label::of(number)), "{name}");
+    }
+}
+
+#[test]
+fn what_is_agreed_with_nobody_or_contradicts_itself_is_a_mistake() {
+    let text = with_tenants(
+        &["acme", "globex"],
+        "[scheduler]\nclasses = 3\n[scheduler.tenants]\nglobex = 1\n\
+         [scheduler.tenants.acme]\nclass = \"urgent\"\nweight = 0\nkv_permille = -1\nqueue_max = 0\nexclusive = 1\n\
+         stream = \"constant-shape\"\nspeculation = true\npriority = 9\n\
+         [scheduler.tenants.initech]\nweight = 1001\n",
+    );
+    assert_eq!(
+        mistakes(&text),
+        [
+            "`scheduler.tenants.acme.class` must be \"interactive\", \"standard\" or \"batch\"",
+            "`scheduler.tenants.acme.weight` must be a whole number from 1 to 1000",
+            "`scheduler.tenants.acme.kv_permille` must be a whole number from 0 to 1000",
+            "`scheduler.tenants.acme.queue_max` must be a whole number from 1 to 1048576",
+            "`scheduler.tenants.acme.exclusive` must be true or false",
+            "`scheduler.tenants.acme.speculation` must not be true with `stream = \"constant-shape\"`: how well guesses \
+             fit would show in the time",
+            "`scheduler.tenants.acme.priority` is not a setting",
+            "`scheduler.tenants.globex` must be a table",
+            "`scheduler.tenants.initech.weight` must be a whole number from 1 to 1000",
+            "`scheduler.tenants.initech` is of nobody: there is no key of that name under [[tenants]]",
+            "`scheduler.classes` is not a setting",
+        ]
+    );
+}
+
+#[test]
+fn more_than_there_is_cannot_be_promised() {
+    let of = |acme: u32, globex: u32| {
+        let rest = format!(
+            "[scheduler.tenants.acme]\nkv_permille = {acme}\n[scheduler.tenants.globex]\nkv_permille = {globex}\n"
+        );
+        with_tenants(&["acme", "globex"], &rest)
+    };
+    assert!(Config::parse(&of(500, 300)).is_ok());
+    let wanted = "`scheduler.tenants` cannot be kept: the tenants' guaranteed parts of the KV pages add up to 801 \
+                  thousandths, at most 800 can be given";
+    assert_eq!(mistakes(&of(500, 301)), [wanted]);
+}
+
+#[test]
+fn a_tenant_whose_streams_have_a_constant_shape_does_not_speculate() {
+    let speculates = |settings: &str| {
+        let config = Config::parse(&with_tenants(&["acme"], &format!("[scheduler.tenants.acme]\n{settings}"))).unwrap();
+        config.tenancy().unwrap().of(Label::of(TenantId::new(1).unwrap())).speculates
+    };
+    assert!(speculates("") && speculates("stream = \"as-it-comes\"") && speculates("speculation = true"));
+    assert!(!speculates("stream = \"constant-shape\"") && !speculates("speculation = false"));
 }
 
 #[test]

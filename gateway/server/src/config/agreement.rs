@@ -1,0 +1,85 @@
+//! What the operator agreed with each tenant: the tables `[scheduler.tenants.NAME]`. A name without a key is a mistake, and so
+//! is what contradicts itself; that all guarantees together can be kept is seen when the tenancy is made of them.
+
+use super::Settings;
+use engine_runtime::{Class, EngineConfig, TenantTerms};
+use gateway_auth::TenantKey;
+use policies_domain::TenantName;
+use std::collections::BTreeMap;
+
+/// What was agreed with one tenant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Agreement {
+    /// What the engine keeps.
+    pub terms: TenantTerms,
+    /// How its streams leave.
+    pub stream: StreamShape,
+}
+
+/// What the time and the size of a stream's events follow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StreamShape {
+    /// Each step's text leaves at once.
+    #[default]
+    AsItComes,
+    /// One event of one size in every period, whatever the steps give. Goes without speculation.
+    ConstantShape,
+}
+
+impl StreamShape {
+    /// As the configuration writes it.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "as-it-comes" => Some(Self::AsItComes),
+            "constant-shape" => Some(Self::ConstantShape),
+            _ => None,
+        }
+    }
+}
+
+/// Reads `[scheduler]`, which has nothing but tenants.
+pub(super) fn read_all(scheduler: &mut Settings<'_>, keys: &[TenantKey]) -> BTreeMap<TenantName, Agreement> {
+    let mut agreements = BTreeMap::new();
+    scheduler.inside("tenants", |tenants| {
+        tenants.each(|name, tenant| {
+            let agreement = read(tenant);
+            match keys.iter().find(|key| key.tenant.as_str() == name) {
+                Some(key) => drop(agreements.insert(key.tenant.clone(), agreement)),
+                None => tenant.wrong("is of nobody: there is no key of that name under [[tenants]]"),
+            }
+        });
+    });
+    agreements
+}
+
+fn read(settings: &mut Settings<'_>) -> Agreement {
+    let Agreement { mut terms, mut stream } = Agreement::default();
+    settings.set("class", "\"interactive\", \"standard\" or \"batch\"", &mut terms.class, |value| {
+        Class::parse(value.as_str()?)
+    });
+    let wanted = format!("a whole number from 1 to {}", TenantTerms::WEIGHT_MAX);
+    settings.set("weight", &wanted, &mut terms.weight, |value| {
+        u32::try_from(value.as_integer()?).ok().filter(|weight| (1..=TenantTerms::WEIGHT_MAX).contains(weight))
+    });
+    settings.set("kv_permille", "a whole number from 0 to 1000", &mut terms.kv_permille, |value| {
+        u32::try_from(value.as_integer()?).ok().filter(|permille| *permille <= 1000).map(Some)
+    });
+    let queue_max = EngineConfig::LARGEST.queue_max;
+    settings.set("queue_max", &format!("a whole number from 1 to {queue_max}"), &mut terms.queue_max, |value| {
+        usize::try_from(value.as_integer()?).ok().filter(|queue| (1..=queue_max).contains(queue)).map(Some)
+    });
+    settings.switch("exclusive", &mut terms.exclusive);
+    settings.set("stream", "\"as-it-comes\" or \"constant-shape\"", &mut stream, |value| {
+        StreamShape::parse(value.as_str()?)
+    });
+    let mut speculation = None;
+    settings.set("speculation", "true or false", &mut speculation, |value| value.as_bool().map(Some));
+    if stream == StreamShape::ConstantShape && speculation == Some(true) {
+        let problem =
+            "must not be true with `stream = \"constant-shape\"`: how well guesses fit would show in the time";
+        settings.mistake("speculation", problem.to_owned());
+    }
+    terms.speculates = stream == StreamShape::AsItComes && speculation.unwrap_or(terms.speculates);
+    Agreement { terms, stream }
+}
