@@ -1,9 +1,15 @@
 //! Start-time fair queueing between tenants on what their work really cost.
 //!
 //! Each tenant has a clock that runs by the cost of its work, slower the larger its weight; the next turn is that of the
-//! tenant whose clock is behind. A tenant that comes back after a pause is lifted to the slowest clock of those who work, so
-//! that having been idle earns nothing (VTC, arXiv:2401.00588, section 4). Classes go in their order, but each that waits is
-//! owed a part of what the others get (a floor), and goes first until it has had that.
+//! tenant whose clock is behind. A tenant that begins to wait is lifted to the slowest clock of those who wait already, so
+//! that having been idle, or nearly idle, earns nothing (VTC, arXiv:2401.00588, section 4). Classes go in their order, but
+//! each that waits is owed a part of what the others get (a floor), and goes first until it has had that.
+//!
+//! Two tenants of a class that wait all the time differ in work done, each divided by its weight, by no more than
+//! - in the lane of prompts: the cost of two turns, and a turn is a step's prefill and what the prediction missed;
+//! - in the lane of slots: what the slots of one of them cost from admission to end, twice, because what has a slot goes on.
+//!   Beside its clock a tenant's place counts what was paid in advance for its slots, or one that waits with a thousand
+//!   requests would get every free slot before the first of them costs anything.
 
 use crate::terms::{Class, Tenancy};
 use policies_domain::Label;
@@ -14,6 +20,9 @@ use std::collections::{BTreeSet, HashMap};
 const FLOOR_PERMILLE: i64 = 100;
 /// What a class is owed at most, in nanoseconds: half a second of the engine's time.
 const OWED_NS_MAX: i64 = 500_000_000;
+/// What a class is in debt at most, in nanoseconds: the longest prompt on a small machine, so that a class that is given one
+/// for being owed a millisecond waits for the rest of it.
+const DEBT_NS_MAX: i64 = 10_000_000_000;
 /// Ticks of a clock for a nanosecond at weight 1. At weight 1 a clock lasts for nine years of work.
 const TICKS_PER_NS: u64 = 64;
 
@@ -26,6 +35,10 @@ pub(crate) enum Lane {
     Prefill,
 }
 
+impl Lane {
+    const ALL: [Self; 2] = [Self::Slots, Self::Prefill];
+}
+
 /// Everybody's clocks.
 #[derive(Debug)]
 pub(crate) struct FairShares {
@@ -34,27 +47,66 @@ pub(crate) struct FairShares {
     classes: [Shares; 3],
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Account {
     class: Class,
     weight: u64,
+    /// Work done, in ticks.
     clock: u64,
-    /// Requests of the tenant, waiting or running.
-    requests: usize,
+    /// Work paid for in advance and not done, in nanoseconds.
+    prepaid_ns: u64,
     ready: [bool; 2],
+}
+
+impl Account {
+    fn waits(&self) -> bool {
+        self.ready != [false; 2]
+    }
+
+    /// Where it stands in a lane.
+    fn place(&self, lane: Lane) -> u64 {
+        match lane {
+            Lane::Slots => self.clock.saturating_add(self.ticks(self.prepaid_ns)),
+            Lane::Prefill => self.clock,
+        }
+    }
+
+    fn ticks(&self, cost_ns: u64) -> u64 {
+        cost_ns.saturating_mul(TICKS_PER_NS) / self.weight
+    }
 }
 
 /// One class.
 #[derive(Debug, Default)]
 struct Shares {
-    /// Tenants that have a request here.
-    active: BTreeSet<(u64, Label)>,
-    /// Those of them that wait, for each lane.
+    /// Tenants that wait in any lane, by their clocks.
+    waiting: BTreeSet<(u64, Label)>,
+    /// Those that wait in each lane, by their places.
     ready: [BTreeSet<(u64, Label)>; 2],
-    /// The clock of whoever left last.
+    /// The latest clock of those who waited and do not any more.
     latest: u64,
-    /// What the floor gives it, in nanoseconds; less than nothing when its last turn was longer than that.
-    owed_ns: i64,
+    /// What the floor gives it in each lane, in nanoseconds; less than nothing when its last turn was longer than that.
+    owed_ns: [i64; 2],
+}
+
+impl Shares {
+    fn insert(&mut self, tenant: Label, account: &Account) {
+        if account.waits() {
+            self.waiting.insert((account.clock, tenant));
+        }
+        for lane in Lane::ALL.into_iter().filter(|lane| account.ready[*lane as usize]) {
+            self.ready[lane as usize].insert((account.place(lane), tenant));
+        }
+    }
+
+    fn remove(&mut self, tenant: Label, account: &Account) {
+        if account.waits() {
+            self.waiting.remove(&(account.clock, tenant));
+        }
+        for lane in Lane::ALL.into_iter().filter(|lane| account.ready[*lane as usize]) {
+            self.ready[lane as usize].remove(&(account.place(lane), tenant));
+        }
+    }
 }
 
 impl FairShares {
@@ -62,92 +114,104 @@ impl FairShares {
         Self { tenancy, accounts: HashMap::new(), classes: Default::default() }
     }
 
-    /// One more request of this tenant.
-    pub(crate) fn enter(&mut self, tenant: Label) {
-        let terms = *self.tenancy.of(tenant);
-        let account = self.accounts.entry(tenant).or_insert_with(|| Account {
-            class: terms.class,
-            weight: u64::from(terms.weight.max(1)),
-            clock: 0,
-            requests: 0,
-            ready: [false; 2],
-        });
-        account.requests += 1;
-        if account.requests == 1 {
-            let shares = &mut self.classes[account.class as usize];
-            let others = shares.active.first().map_or(shares.latest, |(clock, _)| *clock);
-            account.clock = account.clock.max(others);
-            shares.active.insert((account.clock, tenant));
-        }
-    }
-
-    /// One request less.
-    pub(crate) fn leave(&mut self, tenant: Label) {
-        for lane in [Lane::Slots, Lane::Prefill] {
-            if self.accounts.get(&tenant).is_some_and(|account| account.requests == 1) {
-                self.set_ready(tenant, lane, false);
-            }
-        }
-        let Some(account) = self.accounts.get_mut(&tenant) else { return };
-        account.requests = account.requests.saturating_sub(1);
-        if account.requests == 0 {
-            let shares = &mut self.classes[account.class as usize];
-            shares.active.remove(&(account.clock, tenant));
-            shares.latest = shares.latest.max(account.clock);
-            if shares.active.is_empty() {
-                shares.owed_ns = 0;
-            }
-        }
-    }
-
     /// It waits in this lane, or does not any more.
     pub(crate) fn set_ready(&mut self, tenant: Label, lane: Lane, ready: bool) {
-        let Some(account) = self.accounts.get_mut(&tenant) else { return };
-        if std::mem::replace(&mut account.ready[lane as usize], ready) == ready {
+        let mut account = self.account(tenant);
+        if account.ready[lane as usize] == ready {
             return;
         }
-        let waiting = &mut self.classes[account.class as usize].ready[lane as usize];
-        let _known =
-            if ready { waiting.insert((account.clock, tenant)) } else { waiting.remove(&(account.clock, tenant)) };
+        let shares = &mut self.classes[account.class as usize];
+        shares.remove(tenant, &account);
+        if !account.waits() {
+            let others = shares.waiting.first().map_or(shares.latest, |(clock, _)| *clock);
+            account.clock = account.clock.max(others);
+        }
+        account.ready[lane as usize] = ready;
+        if !account.waits() {
+            shares.latest = shares.latest.max(account.clock);
+        }
+        shares.insert(tenant, &account);
+        if shares.ready[lane as usize].is_empty() {
+            // What nobody waited for is not owed later.
+            shares.owed_ns[lane as usize] = shares.owed_ns[lane as usize].min(0);
+        }
+        self.accounts.insert(tenant, account);
     }
 
-    /// It cost so many nanoseconds.
-    pub(crate) fn charge(&mut self, tenant: Label, cost_ns: u64) {
-        let Some(class) = self.accounts.get(&tenant).map(|account| account.class) else { return };
-        self.settle_floors(class, i64::try_from(cost_ns).unwrap_or(i64::MAX));
-        self.advance(tenant, |clock, ticks| clock.saturating_add(ticks), cost_ns);
+    fn account(&self, tenant: Label) -> Account {
+        let new = || {
+            let terms = self.tenancy.of(tenant);
+            let (class, weight) = (terms.class, u64::from(terms.weight.max(1)));
+            Account { class, weight, clock: 0, prepaid_ns: 0, ready: [false; 2] }
+        };
+        self.accounts.get(&tenant).copied().unwrap_or_else(new)
     }
 
-    fn settle_floors(&mut self, class: Class, cost_ns: i64) {
+    /// It did work that cost so many nanoseconds, `prepaid_ns` of which it paid for before.
+    pub(crate) fn charge(&mut self, tenant: Label, cost_ns: u64, prepaid_ns: u64) {
+        self.advance(tenant, |account| {
+            account.clock = account.clock.saturating_add(account.ticks(cost_ns));
+            account.prepaid_ns = account.prepaid_ns.saturating_sub(prepaid_ns);
+        });
+    }
+
+    /// It pays for so many nanoseconds of work in advance, for a slot.
+    pub(crate) fn prepay(&mut self, tenant: Label, prepaid_ns: u64) {
+        self.advance(tenant, |account| account.prepaid_ns = account.prepaid_ns.saturating_add(prepaid_ns));
+    }
+
+    /// So many nanoseconds that it paid for are not going to be worked. The work that it did stays on its clock.
+    pub(crate) fn refund(&mut self, tenant: Label, prepaid_ns: u64) {
+        self.advance(tenant, |account| account.prepaid_ns = account.prepaid_ns.saturating_sub(prepaid_ns));
+        let class = self.account(tenant).class;
+        self.unsettle_floors(class, i64::try_from(prepaid_ns).unwrap_or(i64::MAX));
+    }
+
+    fn advance(&mut self, tenant: Label, change: impl FnOnce(&mut Account)) {
+        let before = self.account(tenant);
+        let mut account = before;
+        change(&mut account);
+        if account == before {
+            return;
+        }
+        if account.waits() {
+            let shares = &mut self.classes[account.class as usize];
+            shares.remove(tenant, &before);
+            shares.insert(tenant, &account);
+        }
+        self.accounts.insert(tenant, account);
+    }
+
+    /// It had a turn in a lane that cost so many nanoseconds.
+    pub(crate) fn settle_floors(&mut self, tenant: Label, lane: Lane, cost_ns: u64) {
+        let class = self.class(tenant);
+        let cost_ns = i64::try_from(cost_ns).unwrap_or(i64::MAX);
         let mut outranked = false;
         for (index, shares) in self.classes.iter_mut().enumerate() {
-            let waits = shares.ready.iter().any(|ready| !ready.is_empty());
+            let waits = !shares.ready[lane as usize].is_empty();
+            let owed_ns = &mut shares.owed_ns[lane as usize];
             if index == class as usize {
                 // What it gets in its own order is not held against its floor later.
-                let least = if outranked { -OWED_NS_MAX } else { shares.owed_ns.min(0) };
-                shares.owed_ns = shares.owed_ns.saturating_sub(cost_ns).max(least);
-            } else if waits {
-                shares.owed_ns = shares.owed_ns.saturating_add(cost_ns / 1000 * FLOOR_PERMILLE).min(OWED_NS_MAX);
+                let least = if outranked { -DEBT_NS_MAX } else { (*owed_ns).min(0) };
+                *owed_ns = owed_ns.saturating_sub(cost_ns).max(least);
+            } else {
+                let most = if waits { OWED_NS_MAX } else { 0 };
+                *owed_ns = owed_ns.saturating_add(floor_of(cost_ns)).min(most);
             }
             outranked |= waits;
         }
     }
 
-    /// So many nanoseconds that were charged before did not come to be.
-    pub(crate) fn refund(&mut self, tenant: Label, cost_ns: u64) {
-        self.advance(tenant, u64::saturating_sub, cost_ns);
-    }
-
-    fn advance(&mut self, tenant: Label, change: impl Fn(u64, u64) -> u64, cost_ns: u64) {
-        let Some(account) = self.accounts.get_mut(&tenant) else { return };
-        let before = account.clock;
-        account.clock = change(before, cost_ns.saturating_mul(TICKS_PER_NS) / account.weight);
-        let shares = &mut self.classes[account.class as usize];
-        let active = (account.requests > 0).then_some(&mut shares.active);
-        let ready = shares.ready.iter_mut().zip(account.ready).filter(|(_, ready)| *ready).map(|(set, _)| set);
-        for set in active.into_iter().chain(ready) {
-            set.remove(&(before, tenant));
-            set.insert((account.clock, tenant));
+    /// A slot's turn was cheaper than it was paid for. Takes back what others were owed for it, or a flood of requests that
+    /// are cancelled would put the last class first; and nobody is owed more than before.
+    fn unsettle_floors(&mut self, class: Class, refund_ns: i64) {
+        for (index, shares) in self.classes.iter_mut().enumerate() {
+            let owed_ns = &mut shares.owed_ns[Lane::Slots as usize];
+            *owed_ns = if index == class as usize {
+                owed_ns.saturating_add(refund_ns).min((*owed_ns).max(0))
+            } else {
+                owed_ns.saturating_sub(floor_of(refund_ns)).max((*owed_ns).min(0))
+            };
         }
     }
 
@@ -155,7 +219,7 @@ impl FairShares {
     pub(crate) fn order(&self, lane: Lane) -> impl Iterator<Item = Label> {
         let mut classes = Class::ALL;
         // Stable: classes that are owed nothing keep their order.
-        classes.sort_by_key(|class| Reverse(self.classes[*class as usize].owed_ns.max(0)));
+        classes.sort_by_key(|class| Reverse(self.classes[*class as usize].owed_ns[lane as usize].max(0)));
         classes
             .into_iter()
             .flat_map(move |class| self.classes[class as usize].ready[lane as usize].iter())
@@ -175,6 +239,34 @@ impl FairShares {
     pub(crate) fn tenancy(&self) -> &Tenancy {
         &self.tenancy
     }
+
+    /// Everybody who waits stands where the account says, and nobody else does.
+    #[cfg(debug_assertions)]
+    pub(crate) fn assert_sound(&self) {
+        let mut wanted: [Shares; 3] = Default::default();
+        for (tenant, account) in &self.accounts {
+            wanted[account.class as usize].insert(*tenant, account);
+        }
+        for (shares, wanted) in self.classes.iter().zip(&wanted) {
+            assert!(shares.waiting == wanted.waiting && shares.ready == wanted.ready, "places are not the accounts'");
+            for lane in Lane::ALL {
+                let most = if shares.ready[lane as usize].is_empty() { 0 } else { OWED_NS_MAX };
+                assert!((-DEBT_NS_MAX..=most).contains(&shares.owed_ns[lane as usize]), "a floor out of its bounds");
+            }
+        }
+    }
+
+    /// Whether a tenant waits in a lane, and what it paid in advance.
+    #[cfg(debug_assertions)]
+    pub(crate) fn state(&self, tenant: Label) -> ([bool; 2], u64) {
+        let account = self.account(tenant);
+        (account.ready, account.prepaid_ns)
+    }
+}
+
+/// What a class that waits is owed of what another one gets.
+fn floor_of(cost_ns: i64) -> i64 {
+    cost_ns / 1000 * FLOOR_PERMILLE
 }
 
 #[cfg(test)]
@@ -193,7 +285,6 @@ mod tests {
         };
         let mut shares = FairShares::new(Tenancy::new(tenants.iter().map(terms)).unwrap());
         for (tenant, ..) in tenants {
-            shares.enter(label(*tenant));
             shares.set_ready(label(*tenant), Lane::Slots, true);
         }
         shares
@@ -205,8 +296,10 @@ mod tests {
         for _ in 0..turns {
             let next = shares.order(Lane::Slots).next().unwrap();
             got[(1..=tenants).position(|tenant| label(tenant) == next).unwrap()] += 1;
-            shares.charge(next, 1_000_000);
+            shares.settle_floors(next, Lane::Slots, 1_000_000);
+            shares.charge(next, 1_000_000, 0);
         }
+        shares.assert_sound();
         got
     }
 
@@ -233,17 +326,14 @@ mod tests {
     #[test]
     fn having_been_idle_earns_nothing() {
         let mut shares = shares(&[(1, Class::Standard, 1), (2, Class::Standard, 1)]);
-        shares.leave(label(2));
+        shares.set_ready(label(2), Lane::Slots, false);
         assert_eq!(turns(&mut shares, 1000, 2), [1000, 0]);
-        shares.enter(label(2));
         shares.set_ready(label(2), Lane::Slots, true);
         let got = turns(&mut shares, 10, 2);
         assert_eq!(got, [5, 5], "it shares from now on, and catches up on nothing");
         // With nobody there at all, it is the same.
-        shares.leave(label(1));
-        shares.leave(label(2));
-        shares.enter(label(1));
-        shares.enter(label(2));
+        shares.set_ready(label(1), Lane::Slots, false);
+        shares.set_ready(label(2), Lane::Slots, false);
         for tenant in [1, 2] {
             shares.set_ready(label(tenant), Lane::Slots, true);
         }
@@ -251,21 +341,81 @@ mod tests {
     }
 
     #[test]
+    fn one_request_that_runs_all_the_time_keeps_no_place_in_the_past() {
+        let mut shares = shares(&[(1, Class::Standard, 1), (2, Class::Standard, 1), (3, Class::Standard, 1)]);
+        // The third one's request has a slot and costs next to nothing; then it floods.
+        shares.set_ready(label(3), Lane::Slots, false);
+        assert_eq!(turns(&mut shares, 1000, 3), [500, 500, 0]);
+        shares.charge(label(3), 1000, 0);
+        shares.set_ready(label(2), Lane::Slots, false);
+        shares.set_ready(label(2), Lane::Slots, true);
+        shares.set_ready(label(3), Lane::Slots, true);
+        assert_eq!(turns(&mut shares, 30, 3), [10, 10, 10]);
+    }
+
+    #[test]
     fn leaving_pays_no_debt() {
         let mut shares = shares(&[(1, Class::Standard, 1), (2, Class::Standard, 1)]);
-        shares.charge(label(1), 100_000_000);
-        shares.leave(label(1));
-        shares.enter(label(1));
+        shares.charge(label(1), 100_000_000, 0);
+        shares.set_ready(label(1), Lane::Slots, false);
         shares.set_ready(label(1), Lane::Slots, true);
         assert_eq!(turns(&mut shares, 100, 2), [0, 100]);
     }
 
     #[test]
-    fn what_was_charged_too_much_comes_back() {
+    fn what_was_paid_in_advance_counts_for_slots_alone_and_comes_back() {
         let mut shares = shares(&[(1, Class::Standard, 1), (2, Class::Standard, 1)]);
-        shares.charge(label(1), 50_000_000);
+        shares.prepay(label(1), 50_000_000);
+        for tenant in [1, 2] {
+            shares.set_ready(label(tenant), Lane::Prefill, true);
+        }
+        assert_eq!(shares.order(Lane::Slots).next(), Some(label(2)));
+        assert_eq!(shares.order(Lane::Prefill).next(), Some(label(1)), "it has done nothing yet");
+        shares.charge(label(1), 10_000_000, 10_000_000);
+        assert_eq!(shares.order(Lane::Prefill).next(), Some(label(2)));
         shares.refund(label(1), 40_000_000);
         assert_eq!(turns(&mut shares, 10, 2), [0, 10]);
         assert_eq!(turns(&mut shares, 10, 2), [5, 5]);
+    }
+
+    #[test]
+    fn a_refund_gives_nobody_a_place_before_those_who_came_since() {
+        let mut shares = shares(&[(1, Class::Standard, 1)]);
+        shares.prepay(label(1), 50_000_000);
+        shares.set_ready(label(2), Lane::Slots, true);
+        shares.refund(label(1), 50_000_000);
+        assert_eq!(turns(&mut shares, 10, 2), [5, 5]);
+    }
+
+    #[test]
+    fn a_flood_of_cancelled_requests_does_not_put_the_last_class_first() {
+        let mut shares = shares(&[(1, Class::Interactive, 1), (2, Class::Batch, 1)]);
+        for _ in 0..100 {
+            shares.prepay(label(1), 50_000_000);
+            shares.settle_floors(label(1), Lane::Slots, 50_000_000);
+            shares.refund(label(1), 50_000_000);
+        }
+        assert_eq!(shares.order(Lane::Slots).next(), Some(label(1)));
+        assert_eq!(shares.classes[Class::Batch as usize].owed_ns, [0, 0]);
+        let got = turns(&mut shares, 1000, 2);
+        assert!((85..=95).contains(&got[1]), "{got:?}");
+    }
+
+    #[test]
+    fn a_long_turn_of_a_class_that_was_owed_little_is_paid_for_later() {
+        let mut shares = shares(&[(1, Class::Interactive, 1), (2, Class::Batch, 1)]);
+        let mut long_turns = 0;
+        for _ in 0..10_000 {
+            let next = shares.order(Lane::Slots).next().unwrap();
+            let cost_ns = if next == label(2) { 5_000_000_000 } else { 1_000_000 };
+            long_turns += usize::from(next == label(2));
+            shares.settle_floors(next, Lane::Slots, cost_ns);
+            if next == label(2) {
+                // Whoever asks for one thing at a time does not get round it.
+                shares.set_ready(label(2), Lane::Slots, false);
+                shares.set_ready(label(2), Lane::Slots, true);
+            }
+        }
+        assert_eq!(long_turns, 1, "ten seconds of others' work do not pay for a second one");
     }
 }

@@ -50,13 +50,11 @@ impl PageShares {
         }
     }
 
-    /// From whom pages may be taken for this tenant: whoever has most above its guarantee, which may be itself. `None`:
-    /// nobody has more than its guarantee.
-    pub(crate) fn give_for(&self, tenant: Label) -> Option<Label> {
-        let (most, from) = self.over.last()?;
-        let own = self.held.get(&tenant).copied().unwrap_or_default();
-        // Among those above their guarantees nobody takes from who has less above it.
-        Some(if own.over() >= *most { tenant } else { *from })
+    /// From whom pages may be taken for this tenant, and how many: those with most above their guarantees first. Among those
+    /// above their guarantees nobody takes from who has less above it.
+    pub(crate) fn over(&self, tenant: Label) -> impl Iterator<Item = (usize, Label)> {
+        let own = self.held.get(&tenant).map_or(0, |held| held.over());
+        self.over.iter().rev().copied().take_while(move |(over, _)| *over > own)
     }
 
     /// Pages that nothing but the tenant's cache holds.
@@ -75,6 +73,10 @@ mod tests {
         Label::of(TenantId::new(number).unwrap())
     }
 
+    fn from(shares: &PageShares, tenant: u32) -> Option<(usize, Label)> {
+        shares.over(label(tenant)).next()
+    }
+
     #[test]
     fn nobody_within_its_guarantee_gives_anything() {
         let tenancy = Tenancy::new([1, 2].map(|tenant| (label(tenant), TenantTerms::default()))).unwrap();
@@ -82,16 +84,16 @@ mod tests {
         let mut note = |tenant, pages, cached| shares.note(&tenancy, label(tenant), pages, cached);
         note(1, 40, 40);
         note(2, 40, 0);
-        assert_eq!((shares.give_for(label(1)), shares.give_for(label(2))), (None, None));
+        assert_eq!((from(&shares, 1), from(&shares, 2)), (None, None));
         let mut note = |tenant, pages, cached| shares.note(&tenancy, label(tenant), pages, cached);
         note(2, 60, 10);
-        assert_eq!(shares.give_for(label(1)), Some(label(2)));
-        assert_eq!(shares.give_for(label(2)), Some(label(2)), "it makes room for itself");
-        assert_eq!(shares.give_for(label(3)), Some(label(2)));
+        assert_eq!(from(&shares, 1), Some((20, label(2))));
+        assert_eq!(from(&shares, 2), None, "it makes room for itself");
+        assert_eq!(from(&shares, 3), Some((20, label(2))));
         let mut note = |tenant, pages, cached| shares.note(&tenancy, label(tenant), pages, cached);
         note(1, 41, 0);
-        assert_eq!(shares.give_for(label(1)), Some(label(2)), "from whoever has more above it");
-        assert_eq!(shares.give_for(label(2)), Some(label(2)));
+        assert_eq!(from(&shares, 1), Some((20, label(2))), "from whoever has more above it");
+        assert_eq!(from(&shares, 2), None);
         assert_eq!(shares.cached(label(2)), 10);
         let mut note = |tenant, pages, cached| shares.note(&tenancy, label(tenant), pages, cached);
         note(2, 0, 0);

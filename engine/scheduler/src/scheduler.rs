@@ -137,7 +137,6 @@ impl Scheduler {
             debug_assert!(false, "two requests of one name");
             return;
         }
-        self.shares.enter(arrival.tenant);
         self.queues.entry(arrival.tenant).or_default().wait(key, arrival.cached_tokens);
         self.shares.set_ready(arrival.tenant, Lane::Slots, true);
     }
@@ -191,9 +190,11 @@ impl Scheduler {
         self.change_slots(tenant, |queues| {
             queues.running.insert((Reverse(restarts), key));
         });
-        self.shares.set_ready(tenant, Lane::Slots, waits);
+        self.shares.settle_floors(tenant, Lane::Slots, prepaid_ns);
+        self.shares.prepay(tenant, prepaid_ns);
+        // In this order: between the lanes it does not stop waiting.
         self.shares.set_ready(tenant, Lane::Prefill, true);
-        self.shares.charge(tenant, prepaid_ns);
+        self.shares.set_ready(tenant, Lane::Slots, waits);
     }
 
     /// Its prompt is computed, or not computed here.
@@ -222,7 +223,6 @@ impl Scheduler {
             self.shares.set_ready(tenant, Lane::Slots, waits);
         }
         self.shares.refund(tenant, request.prepaid_ns);
-        self.shares.leave(tenant);
         if self.queues.get(&tenant).is_some_and(Queues::is_empty) {
             self.queues.remove(&tenant);
         }
@@ -233,7 +233,11 @@ impl Scheduler {
         let Some(request) = self.requests.get_mut(&key) else { return };
         let prepaid = request.prepaid_ns.min(cost_ns);
         request.prepaid_ns -= prepaid;
-        self.shares.charge(request.arrival.tenant, cost_ns - prepaid);
+        let (tenant, prefills) = (request.arrival.tenant, request.prefills);
+        if prefills {
+            self.shares.settle_floors(tenant, Lane::Prefill, cost_ns);
+        }
+        self.shares.charge(tenant, cost_ns, prepaid);
     }
 
     /// Somebody who gives its slot to a request of `tenant` when all are taken: the youngest of those that gave way least
@@ -259,18 +263,19 @@ impl Scheduler {
         self.newest(holder)
     }
 
-    /// Who gives pages up for `tenant` when none is free: the cache of whoever has most above its guarantee, then its newest
-    /// request. The tenant itself when nobody has more than its guarantee.
+    /// Who gives pages up for `tenant` when none is free: the cache of whoever has most above its guarantee, down to that, then
+    /// its newest request. The tenant itself when nobody has more above its guarantee than it. `None`: nobody has anything to
+    /// give now, and the tenant has to wait.
     #[must_use]
     pub fn reclaim_for(&self, tenant: Label) -> Option<Reclaim> {
-        let from = self.pages.give_for(tenant).unwrap_or(tenant);
-        let cached = self.pages.cached(from);
-        if cached > 0 {
-            return Some(Reclaim::Cache(from, cached));
-        }
-        let most_slots = || self.holders.iter().max_by_key(|(_, ratio, _)| *ratio).map(|(.., holder)| *holder);
-        let newest = self.newest(from).or_else(|| self.newest(tenant)).or_else(|| self.newest(most_slots()?))?;
-        Some(Reclaim::Request(newest))
+        let others = self.pages.over(tenant).take(TENANTS_LOOKED_AT).map(|(over, from)| (from, over));
+        others.chain([(tenant, usize::MAX)]).find_map(|(from, pages_max)| {
+            let cached = self.pages.cached(from).min(pages_max);
+            if cached > 0 {
+                return Some(Reclaim::Cache(from, cached));
+            }
+            self.newest(from).map(Reclaim::Request)
+        })
     }
 
     /// A tenant has so many pages now, `cached` of which nothing but its cache holds.
@@ -280,28 +285,34 @@ impl Scheduler {
 
     /// What prompts get of a step in which so much time is left, appended to `into`. There is always a chunk for somebody.
     ///
-    /// Each tenant in its order gets what is left, but half of it at most while another waits; nothing of an exclusive tenant
-    /// shares a pass with others. `rest`: what of a prompt is to be computed, or that it cannot go on now.
+    /// Each tenant in its order gets what is left, but half of it at most while another of its class waits; nothing of an
+    /// exclusive tenant shares a pass with others. `rest`: what of a prompt is to be computed, or that it cannot go on now.
     pub fn plan_prefill(&self, left_us: f64, rest: impl Fn(Key) -> Option<Row>, into: &mut Vec<Chunk>) {
         let mut left_us = left_us - self.costs.prefill_fixed_us();
         let mut left_tokens = self.config.chunk_tokens_max;
         let begin = into.len();
-        let mut order = self.shares.order(Lane::Prefill).take(TENANTS_LOOKED_AT).peekable();
-        while let Some(tenant) = order.next() {
+        let mut order = self.shares.order(Lane::Prefill).peekable();
+        let mut planned_for = 0;
+        while planned_for < TENANTS_LOOKED_AT
+            && let Some(tenant) = order.next()
+        {
+            let mut can_go_on = false;
             let exclusive = self.config.tenancy.of(tenant).exclusive;
             if exclusive && into.len() > begin {
                 continue;
             }
-            let part = if order.peek().is_some() && !exclusive { 2.0 } else { 1.0 };
+            let another_waits = order.peek().is_some_and(|next| self.shares.class(*next) == self.shares.class(tenant));
+            let part = if another_waits && !exclusive { 2.0 } else { 1.0 };
             let (mut own_us, mut own_tokens) = (left_us / part, left_tokens.div_ceil(part as usize));
             let prompts = self.queues.get(&tenant).into_iter().flat_map(|queues| &queues.prefilling);
-            for key in prompts.take(left_tokens / CHUNK_STEP + 1) {
-                let Some(row) = rest(*key).filter(|row| row.tokens > 0) else { continue };
+            let rows = prompts.filter_map(|key| Some((*key, rest(*key).filter(|row| row.tokens > 0)?)));
+            for (key, row) in rows.take(left_tokens / CHUNK_STEP + 1) {
+                can_go_on = true;
                 let within = self.costs.tokens_within(own_us, row.depth).min(own_tokens);
                 let Some(tokens) = chunk_tokens(row.tokens, within, into.len() == begin, left_tokens) else { break };
                 let took_us =
                     self.costs.predict_us(Pass::Prefill, [Row { tokens, ..row }]) - self.costs.prefill_fixed_us();
-                into.push(Chunk { key: *key, tokens });
+                into.push(Chunk { key, tokens });
                 (own_us, left_us) = (own_us - took_us, left_us - took_us);
                 own_tokens = own_tokens.saturating_sub(tokens);
                 left_tokens = left_tokens.saturating_sub(tokens);
@@ -309,6 +320,8 @@ impl Scheduler {
             if exclusive && into.len() > begin {
                 break;
             }
+            // Tenants whose prompts cannot go on hide nobody behind them; there are no more of them than slots.
+            planned_for += usize::from(can_go_on);
         }
         self.top_up(left_us, left_tokens, rest, &mut into[begin..]);
     }
@@ -362,6 +375,38 @@ impl Scheduler {
         self.requests.len() - self.running()
     }
 
+    /// Panics unless every set says the same of every request. Costs as much as there are requests: for tests.
+    #[cfg(debug_assertions)]
+    #[doc(hidden)]
+    pub fn assert_sound(&self) {
+        self.shares.assert_sound();
+        let mut wanted: HashMap<Label, (Queues, u64)> = HashMap::new();
+        for (key, request) in &self.requests {
+            let (queues, prepaid_ns) = wanted.entry(request.arrival.tenant).or_default();
+            *prepaid_ns += request.prepaid_ns;
+            if request.has_slot {
+                queues.running.insert((Reverse(request.arrival.restarts), *key));
+            } else {
+                queues.wait(*key, request.arrival.cached_tokens);
+            }
+            if request.prefills {
+                queues.prefilling.insert(*key);
+            }
+        }
+        let (mut holders, mut slots_taken) = (BTreeSet::new(), [0; 3]);
+        for (tenant, (queues, prepaid_ns)) in &wanted {
+            assert!(self.queues.get(tenant) == Some(queues), "a tenant's queues are not its requests");
+            let ready = [queues.waits(), !queues.prefilling.is_empty()];
+            assert_eq!(self.shares.state(*tenant), (ready, *prepaid_ns), "an account is not its requests'");
+            if !queues.running.is_empty() {
+                holders.insert(self.holder(*tenant, queues.running.len()));
+                slots_taken[self.shares.class(*tenant) as usize] += queues.running.len();
+            }
+        }
+        assert_eq!(self.queues.len(), wanted.len(), "queues of nobody");
+        assert_eq!((&self.holders, self.slots_taken), (&holders, slots_taken), "slots are not the requests'");
+    }
+
     fn since(&self, key: Key) -> Duration {
         self.requests.get(&key).map_or(Duration::MAX, |request| request.since)
     }
@@ -375,18 +420,20 @@ impl Scheduler {
     }
 
     fn change_slots(&mut self, tenant: Label, change: impl FnOnce(&mut Queues)) {
-        let (class, weight) = (self.shares.class(tenant), self.shares.weight(tenant));
-        let place = |slots: usize| (class, slots as u64 * RATIO / weight, tenant);
         let queues = self.queues.entry(tenant).or_default();
         let before = queues.running.len();
         change(queues);
         let now = queues.running.len();
-        self.holders.remove(&place(before));
+        self.holders.remove(&self.holder(tenant, before));
         if now > 0 {
-            self.holders.insert(place(now));
+            self.holders.insert(self.holder(tenant, now));
         }
-        let taken = &mut self.slots_taken[class as usize];
+        let taken = &mut self.slots_taken[self.shares.class(tenant) as usize];
         *taken = *taken + now - before;
+    }
+
+    fn holder(&self, tenant: Label, slots: usize) -> (Class, u64, Label) {
+        (self.shares.class(tenant), slots as u64 * RATIO / self.shares.weight(tenant), tenant)
     }
 }
 

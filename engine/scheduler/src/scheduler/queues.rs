@@ -4,7 +4,7 @@ use super::Key;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Queues {
     by_age: BTreeSet<Key>,
     /// Those with the longest cached prefix first, the oldest of equals.

@@ -176,7 +176,7 @@ fn pages_come_from_whoever_has_more_than_its_guarantee_and_from_its_cache_first(
     assert_eq!(scheduler.reclaim_for(label(1)), Some(Reclaim::Request(2)));
     assert_eq!(scheduler.reclaim_for(label(2)), Some(Reclaim::Request(2)), "its own newest");
     scheduler.note_pages(label(2), 20, 0);
-    assert_eq!(scheduler.reclaim_for(label(1)), Some(Reclaim::Cache(label(3), 30)));
+    assert_eq!(scheduler.reclaim_for(label(1)), Some(Reclaim::Cache(label(3), 4)));
     scheduler.note_pages(label(3), 26, 26);
     assert_eq!(scheduler.reclaim_for(label(2)), Some(Reclaim::Request(2)), "nobody else has too much");
     assert_eq!(scheduler.reclaim_for(label(1)), Some(Reclaim::Cache(label(1), 20)));
@@ -190,7 +190,9 @@ fn prompts_get_what_a_step_has_left_and_nobody_more_than_half_while_others_wait(
     admit_all(&mut scheduler, 10);
     let rest = |_| Some(Row { tokens: 1000, depth: 0 });
     // 16 ms are 160 tokens after the pass's own half a millisecond.
-    assert_eq!(plan(&scheduler, 16_500.0, rest), [(3, 80), (1, 80)]);
+    assert_eq!(plan(&scheduler, 16_500.0, rest), [(1, 80), (3, 80)]);
+    scheduler.charge(1, 1);
+    assert_eq!(plan(&scheduler, 16_500.0, rest), [(3, 80), (1, 80)], "by the work that was done");
     let short = |key| Some(Row { tokens: if key == 3 { 1000 } else { 20 }, depth: 0 });
     assert_eq!(plan(&scheduler, 16_500.0, short), [(3, 120), (1, 20), (2, 20)]);
     assert_eq!(plan(&scheduler, 0.0, rest), [(3, 32)], "somebody always goes on");
@@ -206,6 +208,53 @@ fn prompts_get_what_a_step_has_left_and_nobody_more_than_half_while_others_wait(
     arrive(&mut scheduler, 2, [5]);
     scheduler.admit(5);
     assert_eq!(plan(&scheduler, 5_000.0, rest).len(), 1, "less than two chunks is one chunk");
+    scheduler.assert_sound();
+}
+
+#[test]
+fn a_prompt_of_a_less_urgent_class_gets_what_is_left_and_its_floor() {
+    let class = |class| TenantTerms { class, ..TenantTerms::default() };
+    let mut scheduler = scheduler(&[(1, class(Class::Batch)), (2, class(Class::Interactive))]);
+    arrive(&mut scheduler, 1, [1]);
+    arrive(&mut scheduler, 2, [2]);
+    admit_all(&mut scheduler, 10);
+    let rest = |_| Some(Row { tokens: 1000, depth: 0 });
+    assert_eq!(plan(&scheduler, 16_500.0, rest), [(2, 160)]);
+    let short = |key| Some(Row { tokens: if key == 2 { 40 } else { 1000 }, depth: 0 });
+    assert_eq!(plan(&scheduler, 16_500.0, short), [(2, 40), (1, 120)]);
+    scheduler.charge(2, 16_000_000);
+    assert_eq!(plan(&scheduler, 16_500.0, rest), [(1, 160)], "it is owed 1.6 ms");
+    scheduler.charge(1, 16_000_000);
+    for _ in 0..9 {
+        assert_eq!(plan(&scheduler, 16_500.0, rest), [(2, 160)]);
+        scheduler.charge(2, 16_000_000);
+    }
+    scheduler.charge(2, 1_000_000);
+    assert_eq!(plan(&scheduler, 16_500.0, rest), [(1, 160)]);
+}
+
+#[test]
+fn tenants_whose_prompts_cannot_go_on_hide_nobody() {
+    let mut scheduler = Scheduler::new(SchedulerConfig { slots: 40, ..scheduler(&[]).config });
+    for tenant in 1..=40 {
+        arrive(&mut scheduler, tenant, [tenant.into()]);
+    }
+    admit_all(&mut scheduler, 40);
+    assert_eq!(plan(&scheduler, 16_500.0, |key| (key == 40).then_some(Row { tokens: 90, depth: 0 })), [(40, 90)]);
+}
+
+#[test]
+fn nobody_gives_up_what_it_was_guaranteed_for_want_of_others() {
+    let mut scheduler = scheduler(&[1, 2, 3].map(|tenant| (tenant, TenantTerms::default())));
+    arrive(&mut scheduler, 1, [1]);
+    admit_all(&mut scheduler, 10);
+    scheduler.note_pages(label(1), 26, 26);
+    // What the second one has is on its way: nothing of it can be taken, and the third one's turn is to wait.
+    scheduler.note_pages(label(2), 40, 0);
+    assert_eq!(scheduler.reclaim_for(label(3)), None);
+    scheduler.note_pages(label(1), 27, 20);
+    assert_eq!(scheduler.reclaim_for(label(3)), Some(Reclaim::Cache(label(1), 1)));
+    assert_eq!(scheduler.reclaim_for(label(1)), Some(Reclaim::Cache(label(1), 20)), "its own");
 }
 
 #[test]
