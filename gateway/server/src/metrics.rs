@@ -2,8 +2,9 @@
 //!
 //! Label values come from bounded sets: routes and status classes from this code, tenants from the configuration.
 
+use crate::respond::RequestError;
 use audit_log::AuditLog;
-use engine_runtime::{Engine, Usage};
+use engine_runtime::{Engine, StepError, SubmitError, Usage};
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::{Counter, Histogram, Meter, MeterProvider as _};
 use opentelemetry_sdk::metrics::SdkMeterProvider;
@@ -14,6 +15,9 @@ use std::time::{Duration, Instant};
 /// From one kernel of a fast machine to a long prompt on a slow one, in seconds.
 const SECONDS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+/// Why a request found no place, as a label.
+const QUEUES: [&str; 4] = ["tenant_queue_full", "queue_full", "waited_too_long", "tokenizer_queue_full"];
 
 /// The instruments could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +33,8 @@ pub(crate) struct Metrics {
     ttft_seconds: Histogram<f64>,
     itl_seconds: Histogram<f64>,
     prompt_tokens: Counter<u64>,
+    cached_tokens: Counter<u64>,
+    queue_refusals: Counter<u64>,
     completion_tokens: Counter<u64>,
     incidents: Counter<u64>,
 }
@@ -60,6 +66,14 @@ impl Metrics {
             ttft_seconds: seconds("gateway_ttft_seconds"),
             itl_seconds: seconds("gateway_itl_seconds"),
             prompt_tokens: meter.u64_counter("gateway_prompt_tokens").build(),
+            cached_tokens: meter
+                .u64_counter("gateway_prompt_tokens_cached")
+                .with_description("Prompt tokens that were found in the tenant's own prefix cache")
+                .build(),
+            queue_refusals: meter
+                .u64_counter("gateway_queue_refusals")
+                .with_description("Requests that found no place, by tenant and queue")
+                .build(),
             completion_tokens: meter.u64_counter("gateway_completion_tokens").build(),
             incidents: meter
                 .u64_counter("gateway_incidents")
@@ -72,6 +86,7 @@ impl Metrics {
         metrics.incidents.add(0, &[]);
         for principal in principals {
             metrics.tokens(principal.name(), Usage::default());
+            QUEUES.into_iter().for_each(|queue| metrics.refused_by(queue, principal.name(), 0));
         }
         Ok(metrics)
     }
@@ -101,9 +116,27 @@ impl Metrics {
         self.incidents.add(1, &[]);
     }
 
+    /// Counts the request if a queue is why it has no answer.
+    pub(crate) fn refused(&self, tenant: &TenantName, error: &RequestError) {
+        let queue = match error {
+            RequestError::Submit(SubmitError::TenantFull { .. }) => QUEUES[0],
+            RequestError::Submit(SubmitError::Full { .. }) => QUEUES[1],
+            RequestError::Step(StepError::Expired { .. }) => QUEUES[2],
+            RequestError::TurnsTaken { .. } => QUEUES[3],
+            _ => return,
+        };
+        self.refused_by(queue, tenant, 1);
+    }
+
+    fn refused_by(&self, queue: &'static str, tenant: &TenantName, requests: u64) {
+        let tenant = KeyValue::new("tenant", tenant.as_str().to_owned());
+        self.queue_refusals.add(requests, &[tenant, KeyValue::new("queue", queue)]);
+    }
+
     fn tokens(&self, tenant: &TenantName, usage: Usage) {
         let labels = [KeyValue::new("tenant", tenant.as_str().to_owned())];
         self.prompt_tokens.add(usage.prompt_tokens as u64, &labels);
+        self.cached_tokens.add(usage.cached_tokens as u64, &labels);
         self.completion_tokens.add(usage.completion_tokens as u64, &labels);
     }
 }

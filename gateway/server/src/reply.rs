@@ -300,11 +300,19 @@ struct UsageObject {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
+    prompt_tokens_details: PromptTokensDetails,
+}
+
+#[derive(Serialize)]
+struct PromptTokensDetails {
+    cached_tokens: usize,
 }
 
 impl From<Usage> for UsageObject {
-    fn from(Usage { prompt_tokens, completion_tokens, .. }: Usage) -> Self {
-        Self { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+    fn from(Usage { prompt_tokens, cached_tokens, completion_tokens }: Usage) -> Self {
+        let total_tokens = prompt_tokens + completion_tokens;
+        let prompt_tokens_details = PromptTokensDetails { cached_tokens };
+        Self { prompt_tokens, completion_tokens, total_tokens, prompt_tokens_details }
     }
 }
 
@@ -395,6 +403,16 @@ mod tests {
         assert_eq!(
             shape(&Choice::text("hi", None)),
             json!({"index": 0, "text": "hi", "logprobs": null, "finish_reason": null})
+        );
+    }
+
+    #[test]
+    fn what_was_cached_is_among_the_prompt_s_tokens() {
+        let usage = UsageObject::from(Usage { prompt_tokens: 70, cached_tokens: 64, completion_tokens: 5 });
+        assert_eq!(
+            serde_json::to_value(usage).unwrap(),
+            json!({"prompt_tokens": 70, "completion_tokens": 5, "total_tokens": 75,
+                "prompt_tokens_details": {"cached_tokens": 64}})
         );
     }
 

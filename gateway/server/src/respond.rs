@@ -188,7 +188,7 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
             Refusal::overload(503, "engine_overloaded", message, *retry_after_ms)
         }
         RequestError::Submit(SubmitError::TenantFull { retry_after_ms }) => {
-            Refusal::overload(429, "tenant_overloaded", message, *retry_after_ms)
+            Refusal::overload(429, "rate_limit_exceeded", message, *retry_after_ms)
         }
         RequestError::Step(StepError::Expired { retry_after_ms }) => {
             Refusal::overload(503, "queue_wait_exceeded", message, *retry_after_ms)
@@ -370,6 +370,19 @@ mod tests {
         let (status, body, headers) = sent(SubmitError::Full { retry_after_ms: 1500 }.into());
         assert_eq!((status, &body["error"]["code"]), (503, &json!("engine_overloaded")));
         assert_eq!(headers, [("retry-after", "2".to_owned())]);
+        // The tenant's own queue: others are not refused, and the OpenAI API has a word for it.
+        let (status, body, headers) = sent(SubmitError::TenantFull { retry_after_ms: 2001 }.into());
+        assert_eq!((status, &body["error"]["code"]), (429, &json!("rate_limit_exceeded")));
+        assert_eq!(
+            (&body["error"]["type"], headers),
+            (&json!("rate_limit_error"), vec![("retry-after", "3".to_owned())])
+        );
+        let (status, body, headers) = sent(StepError::Expired { retry_after_ms: 1 }.into());
+        assert_eq!((status, &body["error"]["code"]), (503, &json!("queue_wait_exceeded")));
+        assert_eq!(
+            (&body["error"]["type"], headers),
+            (&json!("overloaded_error"), vec![("retry-after", "1".to_owned())])
+        );
         let (status, body, headers) = sent(RequestError::TurnsTaken { waiting: 3 });
         assert_eq!((status, &body["error"]["code"]), (503, &json!("tokenizer_overloaded")));
         assert_eq!(headers, [("retry-after", "1".to_owned())]);

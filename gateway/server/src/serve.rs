@@ -11,17 +11,22 @@ use crate::reply::{Format, Reply};
 use crate::respond::RequestError;
 use audit_log::{EngineFaultClass, OpenEntry, Outcome, RequestFacts, SealReason, Violation};
 use engine_runtime::{PromptInput, Sequence, StepError, Steps, SubmitError};
-use policies_domain::{Binding, FinishReason, Layer, Permit, RequestId};
+use policies_domain::{Binding, FinishReason, Layer, Permit, Principal, RequestId};
 use std::sync::Arc;
 
 /// Answers one request for a completion, or says why not.
 pub(crate) async fn serve(http: &mut Exchange, api: Api, on: &Arc<Services>) -> Result<(), RequestError> {
     let principal = on.keys.authenticate(http.credential().as_ref())?; //     who is asking
+    let answered = answer(http, api, on, &principal).await;
+    answered.inspect_err(|error| on.metrics.refused(principal.name(), error))
+}
+
+async fn answer(http: &mut Exchange, api: Api, on: &Arc<Services>, principal: &Principal) -> Result<(), RequestError> {
     let body = http.body(on.limits.body_bytes_max).await?; //                 nobody unknown gets this far
     let generate = Generate::parse(api, &body, on.random()?)?; //             what is asked, every bound checked
     let model = on.find_model(&generate.model)?;
     let (request, seal_key) = on.mint_request()?;
-    let permit = on.authz.permit(&principal, request, model, &generate.facts())?; // denied unless a rule allows it
+    let permit = on.authz.permit(principal, request, model, &generate.facts())?; // denied unless a rule allows it
 
     // From here on the client is watched: when it leaves, what is awaited is dropped.
     let format = Format::of(&generate, api, &permit, on);
