@@ -9,8 +9,12 @@
 //!
 //! Used by `engine/runtime`, which says how many pages a domain may keep and when one has to give some up.
 
+#[cfg(test)]
+mod catalogue;
 mod hit;
 mod key;
+#[cfg(test)]
+mod model;
 #[cfg(test)]
 mod tests;
 mod tree;

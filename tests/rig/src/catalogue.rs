@@ -97,6 +97,7 @@ const fn pending(class: Class, slug: &'static str, until: &'static str) -> Failu
 }
 
 const LEDGER: &str = "engine/kv/src/catalogue.rs";
+const PREFIXES: &str = "engine/kv/src/prefix_cache/catalogue.rs";
 const ROWS: &str = "engine/runtime/src/executor/rows.rs";
 const DELIVERY: &str = "gateway/server/src/serve/catalogue.rs";
 const WORKER: &str = "engine/runtime/src/remote/tests/streams.rs";
@@ -117,8 +118,8 @@ pub const FAILURES: [Failure; 40] = [
     recreated(Class::Scrub, "recurrent-state-not-zeroed", LEDGER),
     recreated(Class::Scrub, "stale-sentinel-false-alarm", RIG),
     pending(Class::Scrub, "leftover-accelerator-memory", "kernels run on a device"),
-    pending(Class::Key, "weak-block-hash", "prefixes are cached"),
-    pending(Class::Key, "media-identity-truncated", "prefixes are cached, and requests carry media"),
+    recreated(Class::Key, "weak-block-hash", PREFIXES),
+    pending(Class::Key, "media-identity-truncated", "requests carry media"),
     pending(Class::Key, "salt-dropped-at-outer-tier", "prefixes are cached in a slower tier"),
     recreated(Class::Handoff, "metadata-slot-race", PROTOCOL),
     recreated(Class::Handoff, "rendezvous-id-not-unique", PROTOCOL),
@@ -129,7 +130,7 @@ pub const FAILURES: [Failure; 40] = [
     recreated(Class::Spec, "neighbour-rows-in-stride", ROWS),
     pending(Class::Spec, "two-layouts-of-live-state", "tokens are drafted"),
     pending(Class::Adapt, "hot-load-evicts-live-adapter", "models have adapters"),
-    pending(Class::Adapt, "cache-keyed-by-adapter-name", "models have adapters, and prefixes are cached"),
+    pending(Class::Adapt, "cache-keyed-by-adapter-name", "models have adapters"),
     pending(Class::Adapt, "weights-changed-cache-kept", "weights change while the engine runs"),
     recreated(Class::Deliv, "abort-hits-successor", DELIVERY),
     recreated(Class::Deliv, "shared-parser-or-event-hub", ROWS),
@@ -141,7 +142,7 @@ pub const FAILURES: [Failure; 40] = [
     pending(Class::Auth, "truncated-credential-key", "credentials are cached"),
     pending(Class::Auth, "tenant-header-appended", "the gateway forwards HTTP requests to another server"),
     pending(Class::Auth, "stored-object-by-bare-id", "the gateway stores objects"),
-    pending(Class::Side, "prefix-hit-timing", "prefixes are cached"),
+    recreated(Class::Side, "prefix-hit-timing", PREFIXES),
     pending(Class::Side, "batch-coupled-routing", "a model routes tokens to experts"),
     pending(Class::Tele, "cached-identity-carries-request-state", "credentials are cached"),
     recreated(Class::Tele, "retry-record-dumps-payload", WORKER),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::custody_view::CustodyView;
-use crate::{AllocateError, Capability, Ledger, LedgerConfig, OutboundTable, PageFormat, UseError};
+use crate::{AllocateError, Capability, Ledger, LedgerConfig, LedgerFault, OutboundTable, PageFormat, UseError};
 use policies_domain::{CustodyRecord, HolderId, QuarantineReason, TenantId, TicketKind};
 
 /// Pages that a domain may keep, where that is not what a test is about.
@@ -34,6 +34,13 @@ impl Rig {
         let pool = PagePool::new(Ledger::new(LedgerConfig { pages, boot_secret, format, compat, events_max }));
         let cache = PrefixCache::new(&pool, config());
         Self { pool, cache, view: CustodyView::new(pages) }
+    }
+
+    pub(super) fn with(pages: u32, cache: &[CacheFault], ledger: &[LedgerFault]) -> Self {
+        let mut rig = Self::new(pages);
+        rig.cache.plant(cache.to_vec());
+        rig.pool.lock().plant(ledger.to_vec());
+        rig
     }
 
     /// Computes a whole prompt behind what the cache knows of it.
@@ -187,6 +194,22 @@ fn a_page_under_a_key_that_is_not_its_own_is_no_hit() {
     // Once for the question, once for what comes to be published. Nothing takes the place either.
     assert_eq!(rig.learn(tenant(1), &others, MANY), 0);
     assert_eq!((rig.cache.counts(tenant(1)).collisions, rig.cache.pages_of(tenant(1))), (3, 1));
+}
+
+#[test]
+fn the_same_page_behind_other_tokens_is_no_hit() {
+    let mut rig = Rig::new(16);
+    let [one, other] = [1, 2].map(|kind| [prompt(kind, 1)[..16].to_vec(), prompt(3, 1)].concat());
+    rig.learn(tenant(1), &one, MANY);
+    rig.learn(tenant(1), &other[..16], MANY);
+    let tree = rig.cache.trees.get_mut(&tenant(1)).unwrap();
+    let second = |tokens: &[u32]| {
+        let first = tree.key_of(NodeKey::ROOT, tokens.first_chunk().unwrap());
+        tree.key_of(first, tokens[16..].first_chunk().unwrap())
+    };
+    let (own, planted) = (second(&one), second(&other));
+    tree.move_node(own, planted);
+    assert_eq!((rig.found(tenant(1), &other), rig.cache.counts(tenant(1)).collisions), (1, 1));
 }
 
 #[test]

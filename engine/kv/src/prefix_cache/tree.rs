@@ -122,7 +122,8 @@ impl Tree {
     #[cfg(test)]
     pub(super) fn move_node(&mut self, from: NodeKey, to: NodeKey) {
         let node = self.nodes.remove(&from).unwrap();
-        self.leaves = BTreeSet::from([(node.used, to)]);
+        self.leaves.remove(&(node.used, from));
+        self.leaves.insert((node.used, to));
         self.nodes.insert(to, node);
     }
 
