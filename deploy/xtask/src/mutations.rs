@@ -9,6 +9,7 @@ mod files;
 mod handoff;
 mod kernels;
 mod link;
+mod prefix;
 mod remote;
 mod rows;
 mod split;
@@ -49,6 +50,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         handoff::HANDOFF,
         kernels::KERNELS,
         link::LINK,
+        prefix::PREFIX,
         remote::REMOTE,
         rows::ROWS,
         split::SPLIT,
