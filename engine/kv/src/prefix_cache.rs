@@ -229,7 +229,9 @@ impl PrefixCache {
         let mut path = Path::default();
         let mut pages = tokens.as_chunks().0.iter().take(pages_max).peekable();
         let own = Some(self.domain_of(label)).filter(|own| *own != Label::PUBLIC);
-        for domain in [Label::PUBLIC].into_iter().chain(own) {
+        // Nobody reads nothing, not even what is everybody's.
+        let domains = [Label::PUBLIC].into_iter().chain(own).filter(|_| label != Label::NOBODY);
+        for domain in domains {
             let Some(tree) = self.trees.get(&domain) else { continue };
             while let Some(tokens) = pages.peek() {
                 let key = tree.key_of(path.end(), tokens);

@@ -121,7 +121,7 @@ pub(super) const PREFIX: &[Mutation] = &[
         find: "if usize::from(label.fill) < PAGE_TOKENS {",
         replace: "if label.fill == 0 {",
         packages: &["engine-kv"],
-        tests: "all()",
+        tests: "test(a_page_under_suspicion_or_with_room_is_not_shared)",
     },
     Mutation {
         name: "ledger: a page under suspicion is not shared",
@@ -129,7 +129,7 @@ pub(super) const PREFIX: &[Mutation] = &[
         find: "        if suspicion.is_some() {\n            return Err(UseError::Suspected { page });\n        }\n        if fence",
         replace: "        let _ = suspicion;\n        if fence",
         packages: &["engine-kv"],
-        tests: "test(a_page_under_suspicion_is_not_published_and_gives_way_to_a_good_one)",
+        tests: "test(a_page_under_suspicion_or_with_room_is_not_shared)",
     },
     Mutation {
         name: "ledger: a page under suspicion gets no other holder",

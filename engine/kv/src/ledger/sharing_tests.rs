@@ -35,6 +35,21 @@ fn a_page_is_shared_after_the_step_that_wrote_it() {
 }
 
 #[test]
+fn a_page_under_suspicion_or_with_room_is_not_shared() {
+    let mut ledger = ledger(2);
+    let (life, owner) = sealed(&mut ledger, tenant(1));
+    ledger.quarantine(life.page, QuarantineReason::TagMismatch);
+    assert_eq!(ledger.share(life, owner), Err(UseError::Suspected { page: life.page }));
+    let half = ledger.allocate(tenant(1), owner).unwrap().life();
+    assert!(matches!(ledger.share(half, owner), Err(UseError::WrongState { .. })));
+    ledger.append(half, owner, 15).unwrap();
+    ledger.seal(half, owner).unwrap();
+    let wanted = UseError::NotWritten { page: half.page, fill: 15, wanted: 16 };
+    assert_eq!(ledger.share(half, owner), Err(wanted));
+    ledger.assert_sound();
+}
+
+#[test]
 fn everybodys_page_flows_to_every_tenant_and_a_tenants_to_itself() {
     let mut ledger = ledger(2);
     let (public, _) = shared(&mut ledger, Label::PUBLIC);

@@ -1,9 +1,12 @@
 //! One behaviour each. Every one of them is followed by an auditor of the custody log.
 
+mod eviction;
+mod transfer;
+
 use super::*;
 use crate::custody_view::CustodyView;
-use crate::{AllocateError, Capability, Ledger, LedgerConfig, LedgerFault, OutboundTable, PageFormat, UseError};
-use policies_domain::{CustodyRecord, HolderId, QuarantineReason, TenantId, TicketKind};
+use crate::{AllocateError, Capability, Ledger, LedgerConfig, LedgerFault, PageFormat, UseError};
+use policies_domain::{CustodyRecord, QuarantineReason, TenantId};
 
 /// Pages that a domain may keep, where that is not what a test is about.
 pub(super) const MANY: usize = 100;
@@ -251,107 +254,6 @@ fn what_is_known_already_stays_where_it_is() {
 }
 
 #[test]
-fn a_domain_keeps_no_more_than_its_bound_and_the_most_recent() {
-    let mut rig = Rig::new(64);
-    for kind in 1..4 {
-        assert_eq!(rig.learn(tenant(1), &prompt(kind, 2), 6), 2);
-    }
-    assert_eq!(rig.found(tenant(1), &prompt(1, 2)), 2, "used again");
-    assert_eq!(rig.learn(tenant(1), &prompt(4, 2), 6), 2);
-    let found = [1, 2, 3, 4].map(|kind| rig.found(tenant(1), &prompt(kind, 2)));
-    assert_eq!(found, [2, 0, 2, 2], "the one that was used least recently goes");
-    assert_eq!((rig.cache.pages_of(tenant(1)), rig.cache.counts(tenant(1)).evictions), (6, 2));
-    assert_eq!(rig.learn(tenant(1), &prompt(5, 9), 4), 4, "as much of it as may be kept");
-    assert_eq!((rig.found(tenant(1), &prompt(5, 9)), rig.cache.pages_of(tenant(1))), (4, 4));
-    assert_eq!(rig.learn(tenant(1), &prompt(6, 1), 0), 0);
-    assert_eq!(rig.cache.pages_of(tenant(1)), 0, "a bound of nothing keeps nothing");
-}
-
-#[test]
-fn a_full_domain_never_gives_up_what_it_publishes_behind() {
-    let mut rig = Rig::new(64);
-    let tokens = prompt(1, 4);
-    rig.learn(tenant(1), &tokens[..40], 3);
-    rig.learn(tenant(1), &prompt(2, 1), 3);
-    assert_eq!(rig.learn(tenant(1), &tokens, 3), 1, "two were known");
-    assert_eq!((rig.found(tenant(1), &tokens), rig.found(tenant(1), &prompt(2, 1))), (3, 0));
-    rig.cache.clear(tenant(1));
-    assert_eq!(rig.free(), 64);
-}
-
-#[test]
-fn eviction_moves_nothing_of_anybody_else() {
-    let mut rig = Rig::new(64);
-    for number in 1..4 {
-        rig.learn(tenant(number), &prompt(number, 5), MANY);
-    }
-    let others = |rig: &mut Rig| {
-        let tables = [1, 3].map(|number| rig.prefill(tenant(number), &prompt(number, 5)));
-        let pages = tables.each_ref().map(|table| capabilities(table)[..5].to_vec());
-        (pages, [1, 3].map(|number| rig.cache.counts(tenant(number)).evictions))
-    };
-    let before = others(&mut rig);
-    assert_eq!(rig.cache.evict(tenant(2), 2), 2);
-    assert_eq!((rig.cache.pages_of(tenant(2)), rig.found(tenant(2), &prompt(2, 5))), (3, 3), "from the leaves on");
-    assert_eq!(rig.cache.evict(tenant(2), 100), 3, "and no more than there is");
-    // One domain is full over and over, and forgets its own.
-    for kind in 10..20 {
-        rig.learn(tenant(2), &prompt(kind, 2), 4);
-    }
-    assert_eq!(rig.cache.clear(tenant(2)), 4);
-    assert_eq!(others(&mut rig), before);
-}
-
-#[test]
-fn an_evicted_page_comes_back_with_its_last_reader() {
-    let mut rig = Rig::new(8);
-    let tokens = prompt(1, 3);
-    rig.learn(tenant(1), &tokens, MANY);
-    assert_eq!((rig.free(), rig.cache.cached_alone(tenant(1))), (5, 3));
-    let reader = rig.prefill(tenant(1), &tokens[..40]);
-    assert_eq!((rig.cache.cached_alone(tenant(1)), rig.pool.held_by(tenant(1))), (1, 4));
-    assert_eq!(rig.cache.evict(tenant(1), 3), 1, "two are being read");
-    assert_eq!(rig.cache.cached_alone(tenant(1)), 0);
-    rig.agrees(&reader);
-    assert_eq!(rig.free(), 5);
-    rig.cache.clear(tenant(1));
-    assert_eq!(rig.free(), 5, "the reader holds them");
-    rig.agrees(&reader);
-    drop(reader);
-    assert_eq!((rig.free(), rig.pool.held_by(tenant(1))), (8, 0));
-}
-
-#[test]
-fn eviction_brings_back_what_it_promised_through_pages_that_are_read() {
-    let mut rig = Rig::new(16);
-    let tokens = prompt(1, 3);
-    rig.learn(tenant(1), &tokens[..20], MANY);
-    let fresh = BlockTable::new(&rig.pool, tenant(1));
-    let mut table = rig.compute(fresh, &tokens);
-    rig.cache.publish(&tokens, &mut table, MANY);
-    // Nobody reads the first node's page, and two that are read hang on it.
-    assert_eq!(rig.cache.cached_alone(tenant(1)), 1);
-    assert_eq!(rig.cache.evict(tenant(1), 1), 1);
-    assert_eq!((rig.cache.pages_of(tenant(1)), rig.cache.evict(tenant(1), 1)), (0, 0));
-    rig.agrees(&table);
-}
-
-#[test]
-fn a_hit_that_is_not_used_gives_everything_back() {
-    let mut rig = Rig::new(8);
-    let tokens = prompt(1, 3);
-    rig.learn(tenant(1), &tokens, MANY);
-    let hit = rig.cache.lookup(tenant(1), &tokens, tokens.len());
-    // It holds its pages: nothing can come between a lookup and its use.
-    rig.cache.clear(tenant(1));
-    assert_eq!((rig.free(), hit.pages(), hit.label()), (5, 3, tenant(1)));
-    let table = BlockTable::with_prefix(hit);
-    rig.agrees(&table);
-    drop(table);
-    assert_eq!(rig.free(), 8);
-}
-
-#[test]
 fn a_page_under_suspicion_is_found_by_nobody_with_all_that_follows() {
     let mut rig = Rig::new(16);
     let tokens = prompt(1, 3);
@@ -407,6 +309,7 @@ fn what_is_everybodys_is_declared_found_first_and_gone_on_from() {
     }
     assert_eq!(rig.learn(tenant(1), &tokens, MANY), 2, "behind what is everybody's");
     assert_eq!((rig.found(tenant(1), &tokens), rig.found(tenant(2), &tokens)), (4, 2));
+    assert_eq!(rig.found(Label::NOBODY, &tokens), 0, "nobody reads");
     assert_eq!((rig.pool.held_by(Label::PUBLIC), rig.cache.cached_alone(Label::PUBLIC)), (2, 2));
     assert_eq!(rig.cache.evict(Label::PUBLIC, 2), 2);
     assert_eq!(rig.found(tenant(2), &tokens), 0);
@@ -424,85 +327,6 @@ fn everybodys_pages_are_not_kept_as_a_tenants() {
     assert_eq!(rig.cache.publish(&tokens, &mut table, MANY), 0);
     assert!(matches!(table.keep(0), Err(UseError::Foreign { .. })));
     rig.agrees(&table);
-}
-
-#[test]
-fn a_table_behind_a_prefix_is_offered_withdrawn_and_published() {
-    let mut rig = Rig::new(16);
-    let tokens = prompt(1, 3);
-    rig.learn(tenant(1), &tokens[..40], MANY);
-    let table = rig.prefill(tenant(1), &tokens);
-    let before = capabilities(&table);
-    let outbound = OutboundTable::offer(table).unwrap();
-    let listed: Vec<_> = outbound.pages().map(|(_, capability, tokens)| (capability, tokens)).collect();
-    assert_eq!(listed, before.iter().copied().zip([16, 16, 16, 5]).collect::<Vec<_>>());
-    assert_eq!((rig.pool.counts().shared, rig.pool.counts().outbound), (2, 2));
-    // The shared ones are copied like the others.
-    for (life, ..) in outbound.pages() {
-        let ticket = rig.pool.ticket(life, TicketKind::Read, HolderId(1)).unwrap();
-        ticket.settle(policies_domain::Outcome::Done).unwrap();
-    }
-    rig.audit();
-    let mut table = outbound.withdraw().unwrap();
-    assert_eq!((capabilities(&table), table.tokens()), (before, tokens.len()));
-    assert_eq!(rig.cache.publish(&tokens, &mut table, MANY), 1);
-    rig.agrees(&table);
-    table.grow(tokens.len() + 16, |_| ()).unwrap();
-    table.advance(16).unwrap();
-    rig.agrees(&table);
-    drop(OutboundTable::offer(table).unwrap());
-    assert_eq!((rig.free(), rig.cache.cached_alone(tenant(1))), (13, 3), "only the cache has them");
-}
-
-#[test]
-fn a_prefix_is_handed_over_as_it_is_and_the_rest_in_a_new_life() {
-    let mut rig = Rig::new(16);
-    let tokens = prompt(1, 4);
-    rig.learn(tenant(1), &tokens[..40], MANY);
-    let mut table = rig.prefill(tenant(1), &tokens);
-    rig.cache.publish(&tokens[..48], &mut table, MANY);
-    let before = capabilities(&table);
-    let from = table.sequence();
-    let mut relabelled = Vec::new();
-    let table = OutboundTable::offer(table).unwrap().hand_over(|before, now| {
-        relabelled.push((before, now));
-        true
-    });
-    let mut table = table.unwrap();
-    let now = capabilities(&table);
-    assert_eq!(relabelled, before.iter().copied().zip(now.iter().copied()).collect::<Vec<_>>(), "one call a page");
-    assert_eq!(before[..3], now[..3]);
-    assert!(before[3..].iter().zip(&now[3..]).all(|(before, now)| before.tag() != now.tag()));
-    rig.agrees(&table);
-    assert!(rig.view.pages(from, 0).is_err(), "whoever had them has none");
-    table.grow(tokens.len() + 20, |_| ()).unwrap();
-    table.advance(20).unwrap();
-    rig.agrees(&table);
-    drop(table);
-    assert_eq!((rig.cache.cached_alone(tenant(1)), rig.free()), (3, 13));
-}
-
-#[test]
-fn a_prefix_that_cannot_be_handed_over_goes_back_whole() {
-    let mut rig = Rig::new(16);
-    let tokens = prompt(1, 2);
-    for act in 0..3 {
-        rig.learn(tenant(1), &tokens, MANY);
-        let outbound = OutboundTable::offer(rig.prefill(tenant(1), &tokens)).unwrap();
-        let lives: Vec<_> = outbound.pages().map(|(life, ..)| life).collect();
-        let handed_over = match act {
-            0 => outbound.hand_over(|before, now| before != now),
-            1 => outbound.hand_over(|before, now| before == now),
-            _ => {
-                rig.pool.quarantine(lives[1].page, QuarantineReason::TagMismatch);
-                outbound.hand_over(|_, _| true)
-            }
-        };
-        assert!(handed_over.is_err(), "{act}");
-        rig.audit();
-        rig.cache.clear(tenant(1));
-        assert_eq!(rig.free() + rig.pool.counts().quarantined, 16);
-    }
 }
 
 #[test]
