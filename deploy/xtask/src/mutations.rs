@@ -41,7 +41,7 @@ struct Mutation {
 
 /// Every safety check of the product. A new check comes with its line here or in one of the lists beside this file.
 fn all() -> impl Iterator<Item = &'static Mutation> {
-    const OTHERS: [&[Mutation]; 14] = [
+    const OTHERS: &[&[Mutation]] = &[
         bounds::BOUNDS,
         custody::CUSTODY,
         delivery::DELIVERY,
@@ -57,7 +57,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         templates::TEMPLATES,
         tenants::TENANTS,
     ];
-    MUTATIONS.iter().chain(OTHERS.into_iter().flatten())
+    MUTATIONS.iter().chain(OTHERS.iter().copied().flatten())
 }
 
 const MUTATIONS: &[Mutation] = &[
