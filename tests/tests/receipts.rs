@@ -1,7 +1,7 @@
 //! A stranger's view: an answer, its receipt, the offline verifier, and everything that must be refused.
 
 use anyhow::{Context, Result, ensure};
-use e2e::{Client, Demo, binary, chat, run};
+use e2e::{Client, Demo, Program, binary, chat, model_path, run};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -92,6 +92,54 @@ fn a_streamed_answer_is_proved_as_curl_prints_it() -> Result<()> {
     let cut: Vec<&str> = body.split("\n\n").collect();
     std::fs::write(folder.path().join("response.sse"), [&cut[..1], &cut[2..]].concat().join("\n\n"))?;
     ensure!(verify(&all, folder.path())?.status.code() == Some(1), "a missing event must be noticed");
+    Ok(())
+}
+
+#[test]
+fn a_stream_of_constant_shape_is_proved_event_by_event() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = |name: &str| folder.path().join(name);
+    let data = path("data").display().to_string();
+    let made = run(Command::new(binary("bulkhead")?).args(["key", "new", "acme", "--data-dir", &data]))?;
+    let said = String::from_utf8(made.stderr)?;
+    let key = said.lines().find(|line| !line.starts_with('#')).context("no key")?.trim().to_owned();
+    let config = format!(
+        "listen = \"127.0.0.1:0\"\ndata_dir = \"data\"\nmodel = {:?}\nserved_name = \"smol\"\nweights_cache = {:?}\n\
+         [engine]\nthreads = 2\npages = 512\n[limits]\nconstant_shape_period_ms = 50\n\
+         [scheduler.tenants.acme]\nstream = \"constant-shape\"\n{}",
+        model_path()?,
+        binary("bulkhead")?.with_file_name("weights-cache"),
+        String::from_utf8(made.stdout)?,
+    );
+    std::fs::write(path("bulkhead.toml"), config)?;
+    let mut gateway = Program::start(["serve", "--config", &path("bulkhead.toml").display().to_string()])?;
+    let line = gateway.wait_for("listening on http://")?;
+    let acme = Client::new(line.rsplit_once("http://").context("no address")?.1.trim().parse()?, Some(&key));
+
+    let request = chat("smol", "Name three rivers.", 40, true).to_string();
+    let response = acme.post_bytes("/v1/chat/completions", request.as_bytes())?;
+    let id = response.header("x-isolation-id").context("no isolation id")?.to_string();
+    let body = String::from_utf8(response.body)?;
+    let events: Vec<&str> = body.split("\n\n").filter(|event| event.starts_with("data: {")).collect();
+    ensure!(events.len() > 2 && events.iter().all(|event| event.len() == events[0].len()), "{body}");
+    std::fs::write(path("request.json"), &request)?;
+    std::fs::write(path("receipt"), acme.receipt(&id)?)?;
+    std::fs::write(path("log.vkey"), &acme.get("/v1/isolation/key")?.body)?;
+    let all = ["receipt", "receipt", "--request", "request.json", "--response", "response.sse"];
+    let verdict = |body: &str| -> Result<Output> {
+        std::fs::write(path("response.sse"), body)?;
+        verify(&all, folder.path())
+    };
+    let sound = verdict(&body)?;
+    ensure!(sound.status.success(), "{}", String::from_utf8_lossy(&sound.stdout));
+    // Padding is part of what was sent, and so is an event that says nothing.
+    ensure!(verdict(&body.replacen("\"obfuscation\":\"0", "\"obfuscation\":\"1", 1))?.status.code() == Some(1));
+    let missing = body.replacen(&format!("{}\n\n", events[1]), "", 1);
+    ensure!(
+        missing.len() < body.len() && verdict(&missing)?.status.code() == Some(1),
+        "a missing event must be noticed"
+    );
+    ensure!(!gateway.stop()?.contains("panicked"));
     Ok(())
 }
 

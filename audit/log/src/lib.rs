@@ -23,7 +23,7 @@ mod slot;
 mod storage;
 mod trace_file;
 
-pub use audit_provenance::{EngineFaultClass, Handover, Leg, Released, SealReason, Violation};
+pub use audit_provenance::{EngineFaultClass, Handover, Leg, Released, ReleasedSteps, SealReason, Violation};
 pub use clock::{Clock, SystemClock};
 pub use config::{AuditConfig, OPEN_REQUESTS_MAX, QUEUE_MAX};
 pub use fault::{LogFault, OpenLogError};

@@ -7,7 +7,7 @@ use crate::sequence::{Draft, Placed};
 use crate::{AppendError, IncidentId};
 use audit_provenance::{
     Body, ChunkChain, ChunkRuns, Commitment, Coverage, EngineFault, EngineFaultClass, Field, Gate, Incident,
-    IncidentClass, Leg, Openings, Released, SealReason, Sealing, TenantRef, Trace, Violation,
+    IncidentClass, Leg, Openings, Released, ReleasedSteps, SealReason, Sealing, TenantRef, Trace, Violation,
 };
 use policies_domain::{Digest, Label, PageId, Permit, RequestId, Step, TenantId};
 use std::sync::Arc;
@@ -125,8 +125,14 @@ impl OpenEntry {
 
     /// Adds a payload that goes out: an SSE event's data or a whole body, framing excluded.
     pub fn sent(&mut self, payload: &[u8], released: &Released) {
-        self.chain.push(payload, released.first_step(), released.last_step());
-        self.runs.push(released.first_step(), released.last_step());
+        self.sent_of(payload, released.steps());
+    }
+
+    /// The same for a payload that does not hold the text of its steps as they made it: the beginning of one, several, or
+    /// none of it.
+    pub fn sent_of(&mut self, payload: &[u8], steps: ReleasedSteps) {
+        self.chain.push(payload, steps.first(), steps.last());
+        self.runs.push(steps.first(), steps.last());
         self.response.update(payload);
         self.bytes_sent = self.bytes_sent.saturating_add(payload.len() as u64);
     }

@@ -22,5 +22,5 @@ pub use entry::{
 };
 pub use fault::{EngineFault, EngineFaultClass, Incident, IncidentClass};
 pub use gate::{Gate, Leg, PageCounts, Violation};
-pub use released::Released;
+pub use released::{Released, ReleasedSteps};
 pub use trace::{ChunkRun, ChunkRuns, PageClass, PageRecord, PageRun, TRACE_RUNS_MAX, Trace};

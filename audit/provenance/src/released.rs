@@ -21,6 +21,33 @@ struct StepSeal {
     seal: Seal,
 }
 
+/// Which steps released text comes from: of text that passed the gate, and of nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReleasedSteps {
+    first: u32,
+    last: u32,
+}
+
+impl ReleasedSteps {
+    /// The first of them.
+    #[must_use]
+    pub fn first(self) -> u32 {
+        self.first
+    }
+
+    /// The last of them.
+    #[must_use]
+    pub fn last(self) -> u32 {
+        self.last
+    }
+
+    /// These and all up to those.
+    #[must_use]
+    pub fn through(self, later: Self) -> Self {
+        Self { first: self.first.min(later.first), last: self.last.max(later.last) }
+    }
+}
+
 impl Released {
     /// For the gate alone.
     pub(crate) fn of(step: Step) -> Self {
@@ -76,6 +103,12 @@ impl Released {
     #[must_use]
     pub fn last_step(&self) -> u32 {
         self.last_step
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn steps(&self) -> ReleasedSteps {
+        ReleasedSteps { first: self.first_step, last: self.last_step }
     }
 
     /// Joins the text of the step that follows directly, for responses that leave in one piece.

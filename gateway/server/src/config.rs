@@ -76,6 +76,8 @@ pub struct Limits {
     pub tokenizers_max: usize,
     /// The longest silence on a stream; a comment breaks it.
     pub comment_interval: Duration,
+    /// From one event to the next on a stream of constant shape.
+    pub constant_shape_period: Duration,
     /// What one connection may take.
     pub connection: ConnectionLimits,
 }
@@ -125,6 +127,8 @@ impl Default for Limits {
             tokenizers_max: 2,
             // Below the 30 to 60 seconds after which intermediaries give up on silence.
             comment_interval: Duration::from_secs(15),
+            // Read as a flow of text, and little to carry: ten events of some 700 bytes a second.
+            constant_shape_period: Duration::from_millis(100),
             connection: ConnectionLimits {
                 head_timeout: Duration::from_secs(10),
                 idle_timeout: Duration::from_secs(60),
@@ -365,6 +369,7 @@ fn read_limits(settings: &mut Settings<'_>, limits: &mut Limits) {
     settings.count("connections_max", 1..=1 << 20, &mut limits.connections_max);
     settings.count("tokenizers_max", 1..=1024, &mut limits.tokenizers_max);
     settings.milliseconds("sse_comment_interval_ms", &mut limits.comment_interval);
+    settings.milliseconds("constant_shape_period_ms", &mut limits.constant_shape_period);
     settings.milliseconds("head_timeout_ms", &mut limits.connection.head_timeout);
     settings.milliseconds("idle_timeout_ms", &mut limits.connection.idle_timeout);
     settings.milliseconds("body_timeout_ms", &mut limits.connection.body_timeout);

@@ -122,6 +122,9 @@ pub(crate) struct Exchange {
     parcels: Option<Verifier>,
     /// What has passed and not left.
     loaded: Option<Bytes>,
+    /// When each piece of the body was written, and its length.
+    #[cfg(test)]
+    pub(crate) writes: Vec<(tokio::time::Instant, usize)>,
 }
 
 impl Exchange {
@@ -313,6 +316,8 @@ impl Exchange {
     async fn write(&mut self, bytes: Bytes, end: bool) -> Result<(), Gone> {
         let after = if end { Sent::Everything } else { Sent::Head };
         let length = bytes.len() as u64;
+        #[cfg(test)]
+        self.writes.push((tokio::time::Instant::now(), bytes.len()));
         self.timed(after, length, async |session| session.write_response_body(bytes, end).await.map_err(|_| Gone)).await
     }
 
@@ -471,6 +476,8 @@ impl<S: Site> HttpServerApp for App<S> {
             record: None,
             parcels: None,
             loaded: None,
+            #[cfg(test)]
+            writes: Vec::new(),
         };
         if let Err(error) = head {
             let _ = http.answer(respond::refusal(&error.into()).into_answer()).await;
@@ -572,6 +579,8 @@ impl Exchange {
             record: None,
             parcels: None,
             loaded: None,
+            #[cfg(test)]
+            writes: Vec::new(),
         };
         (http, client)
     }

@@ -1,7 +1,7 @@
 //! A running gateway: what its requests share, its start and its end.
 
 use crate::bounded_file;
-use crate::config::{Config, Limits, MetricsReaders};
+use crate::config::{Config, Limits, MetricsReaders, StreamShape};
 use crate::exchange::Entrance;
 use crate::host::{self, Host};
 use crate::metrics::{Metrics, StartMetricsError};
@@ -13,7 +13,8 @@ use audit_log::{AuditConfig, AuditLog, Handover, OpenLogError};
 use engine_runtime::{Engine, Split};
 use gateway_auth::{BuildKeyRingError, KeyRing, KeySecret, OpenSecretError};
 use policies_authz::{Authz, ReadRulesError};
-use policies_domain::{Digest, ModelName, ParseNameError, RequestId, SealKey};
+use policies_domain::{Digest, ModelName, ParseNameError, RequestId, SealKey, TenantId};
+use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -33,6 +34,8 @@ pub(crate) struct Services {
     pub(crate) metrics: Metrics,
     pub(crate) metrics_readers: MetricsReaders,
     pub(crate) limits: Limits,
+    /// Whose streams have a constant shape.
+    constant_shapes: HashSet<TenantId>,
     pub(crate) model: ModelName,
     pub(crate) model_digest: Digest,
     pub(crate) model_fingerprint: Digest,
@@ -61,6 +64,11 @@ impl Services {
     /// The seed of a request that gives none.
     pub(crate) fn random(&self) -> Result<u64, RequestError> {
         getrandom::u64().map_err(|_| RequestError::Entropy)
+    }
+
+    /// What this tenant's streams look like.
+    pub(crate) fn stream_shape(&self, tenant: TenantId) -> StreamShape {
+        if self.constant_shapes.contains(&tenant) { StreamShape::ConstantShape } else { StreamShape::AsItComes }
     }
 
     pub(crate) fn is_draining(&self) -> bool {
@@ -250,7 +258,12 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
             }
         }
     }
+    let constant_shapes = keys.principals().into_iter().filter(|principal| {
+        config.agreements.get(principal.name()).is_some_and(|agreement| agreement.stream == StreamShape::ConstantShape)
+    });
+    let constant_shapes = constant_shapes.map(|principal| principal.tenant()).collect();
     let services = Services {
+        constant_shapes,
         keys,
         authz,
         model,

@@ -3,6 +3,7 @@
 //! A field that this gateway does not honour is refused by name, unless the value given is what happens anyway
 //! (`n: 1`, `tools: []`): a client must never believe in an effect that it does not get.
 
+use crate::config::StreamShape;
 use crate::json::{Fields, ParseRequestError, read_object};
 use engine_model::{ChatMessage, MESSAGES_MAX};
 use engine_runtime::{PromptInput, Sampling};
@@ -39,7 +40,7 @@ pub(crate) struct Generate {
 impl Generate {
     /// # Errors
     /// [`ParseRequestError`] for the first thing that is wrong.
-    pub(crate) fn parse(api: Api, body: &[u8], seed: u64) -> Result<Self, ParseRequestError> {
+    pub(crate) fn parse(api: Api, body: &[u8], seed: u64, shape: StreamShape) -> Result<Self, ParseRequestError> {
         let mut fields = read_object(body)?;
         refuse_unsupported(&mut fields, api)?;
         let model = fields.string("model")?.ok_or_else(|| missing("model"))?;
@@ -49,7 +50,7 @@ impl Generate {
         };
         let sampling = sampling(&mut fields, api, seed)?;
         let stream = fields.boolean("stream")?.unwrap_or(false);
-        let include_usage = stream_options(&mut fields, stream)?;
+        let include_usage = stream_options(&mut fields, stream, shape)?;
         if fields.string("user")?.is_some_and(|user| user.len() > USER_BYTES_MAX) {
             return Err(ParseRequestError::TooLong { param: "user".into(), bytes_max: USER_BYTES_MAX });
         }
@@ -207,16 +208,20 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>, ParseRequestError> {
     values.into_iter().map(text).collect()
 }
 
-fn stream_options(fields: &mut Fields, stream: bool) -> Result<bool, ParseRequestError> {
+fn stream_options(fields: &mut Fields, stream: bool, shape: StreamShape) -> Result<bool, ParseRequestError> {
     let Some(options) = fields.take("stream_options") else { return Ok(false) };
     if !stream {
         return Err(ParseRequestError::Contradiction { param: "stream_options".into(), other: "stream" });
     }
     let mut options = Fields::of(options, "stream_options".to_owned())?;
     let include_usage = options.boolean("include_usage")?.unwrap_or(false);
-    // Padding against traffic analysis: chunk sizes here are those of the tokens.
-    if options.boolean("include_obfuscation")? == Some(true) {
-        let reason = "chunks are not padded";
+    // Padding against traffic analysis: whether there is any, the operator says for each tenant.
+    let reason = match (options.boolean("include_obfuscation")?, shape) {
+        (Some(true), StreamShape::AsItComes) => Some("chunks are not padded"),
+        (Some(false), StreamShape::ConstantShape) => Some("all chunks of this tenant are padded"),
+        (None, _) | (Some(true), StreamShape::ConstantShape) | (Some(false), StreamShape::AsItComes) => None,
+    };
+    if let Some(reason) = reason {
         return Err(ParseRequestError::Unsupported { param: options.path("include_obfuscation"), reason });
     }
     options.finish()?;

@@ -21,6 +21,7 @@ mod respond;
 mod routes;
 mod seats;
 mod serve;
+mod shape;
 mod tls;
 mod turns;
 
@@ -41,5 +42,5 @@ pub use tls::{LoadTlsError, TlsFiles};
 #[doc(hidden)]
 pub fn check_request_body(chat: bool, body: &[u8]) -> Result<(), String> {
     let api = if chat { generate::Api::Chat } else { generate::Api::Text };
-    generate::Generate::parse(api, body, 0).map(drop).map_err(|error| error.to_string())
+    generate::Generate::parse(api, body, 0, StreamShape::AsItComes).map(drop).map_err(|error| error.to_string())
 }

@@ -5,14 +5,19 @@
 //! by the connection's writer; each look has its own memory of what came before, so the one that refuses names the leg.
 //! The head of a stream goes out with the first released text, so that a refusal before it is an ordinary error
 //! response; only a keep-alive comment, due when a prefill takes long, can send it earlier.
+//!
+//! A stream of constant shape ([`crate::shape`]) keeps what was released until the next whole period and sends events of one
+//! size then: what passes the gate and the looks is the same, and so is who refuses it.
 
+use crate::config::StreamShape;
 use crate::exchange::{Exchange, Gone, Parcel};
 use crate::gateway::Services;
 use crate::generate::{Api, Generate};
 use crate::respond::{Refusal, RequestError};
-use audit_log::{Leg, OpenEntry, Released, Sealed};
+use crate::shape::{EVENT_CHARACTERS, Event, Flow, Pace, WIDEST};
+use audit_log::{Leg, OpenEntry, Released, ReleasedSteps, Sealed};
 use bytes::Bytes;
-use engine_runtime::{Steps, Usage};
+use engine_runtime::{StepError, Steps, Usage};
 use policies_domain::{
     Binding, Epoch, FinishReason, Layer, ModelName, Permit, RequestId, SealError, SealKey, Sealer, Step, Verifier,
 };
@@ -32,6 +37,8 @@ pub(crate) struct Format {
     include_usage: bool,
     /// The longest silence on a stream.
     comment_interval: Duration,
+    /// Of a stream that has a constant shape.
+    period: Option<Duration>,
 }
 
 impl Format {
@@ -39,7 +46,9 @@ impl Format {
         let Generate { stream, include_usage, .. } = *generate;
         let (request, model) = (permit.request(), permit.model().clone());
         let (system_fingerprint, comment_interval) = (on.system_fingerprint.clone(), on.limits.comment_interval);
-        Self { stream, api, request, model, system_fingerprint, include_usage, comment_interval }
+        let is_constant = on.stream_shape(permit.principal().tenant()) == StreamShape::ConstantShape;
+        let period = (stream && is_constant).then_some(on.limits.constant_shape_period);
+        Self { stream, api, request, model, system_fingerprint, include_usage, comment_interval, period }
     }
 }
 
@@ -62,6 +71,37 @@ pub(crate) struct Reply<'a> {
     /// For the connection's writer.
     parcels: Sealer,
     parcels_made: u32,
+    shaped: Option<Shaped>,
+}
+
+/// What a stream of constant shape has besides.
+struct Shaped {
+    pace: Pace,
+    flow: Flow,
+    /// Of every payload.
+    payload_bytes: usize,
+    /// What the last event came from.
+    steps: Option<ReleasedSteps>,
+}
+
+/// Where steps come from.
+pub(crate) trait StepSource {
+    /// The next one; `None` after the last.
+    fn next(&mut self) -> impl Future<Output = Option<Result<Step, StepError>>> + Send;
+}
+
+impl StepSource for Steps {
+    async fn next(&mut self) -> Option<Result<Step, StepError>> {
+        Steps::next(self).await
+    }
+}
+
+/// What comes next.
+enum Turn {
+    Step(Option<Result<Step, StepError>>),
+    /// An event of a constant shape.
+    Event,
+    Comment,
 }
 
 impl<'a> Reply<'a> {
@@ -73,7 +113,8 @@ impl<'a> Reply<'a> {
         };
         let id = format!("{prefix}{}", format.request);
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Self {
+        let (quiet_since, period) = (Instant::now(), format.period);
+        let mut reply = Self {
             http,
             format,
             id,
@@ -81,30 +122,47 @@ impl<'a> Reply<'a> {
             held: None,
             held_is_sent: false,
             begun: false,
-            quiet_since: Instant::now(),
+            quiet_since,
             arrivals: seal_key.verifier(Layer::Text, binding),
             departures: seal_key.verifier(Layer::Text, binding),
             parcels: seal_key.sealer(Layer::Payload, binding),
             parcels_made: 0,
-        }
+            shaped: None,
+        };
+        reply.shaped = period.map(|period| Shaped {
+            pace: Pace::new(quiet_since, period),
+            flow: Flow::default(),
+            payload_bytes: reply.payload_bytes_max(),
+            steps: None,
+        });
+        reply
     }
 
-    /// The engine's next step. Ends early, with [`Gone`], when the client leaves; keeps a waiting stream alive.
-    pub(crate) async fn next(&mut self, steps: &mut Steps) -> Result<Step, RequestError> {
+    /// The engine's next step. Ends early, with [`Gone`], when the client leaves; keeps a waiting stream alive, and one of
+    /// constant shape in its periods.
+    pub(crate) async fn next(
+        &mut self,
+        entry: &mut OpenEntry,
+        steps: &mut impl StepSource,
+    ) -> Result<Step, RequestError> {
         let stream = self.format.stream;
         loop {
-            let due = self.quiet_since + self.format.comment_interval;
+            let comment_due = self.quiet_since + self.format.comment_interval;
+            let event_due = self.shaped.as_ref().and_then(|shaped| shaped.pace.due());
+            let has_room = self.shaped.as_ref().is_none_or(|shaped| shaped.flow.has_room());
             let next = async {
                 tokio::select! {
                     biased;
-                    step = steps.next() => Some(step),
-                    () = sleep_until(due), if stream => None,
+                    () = sleep_until(event_due.unwrap_or(comment_due)), if event_due.is_some() => Turn::Event,
+                    step = steps.next(), if has_room => Turn::Step(step),
+                    () = sleep_until(comment_due), if stream && event_due.is_none() => Turn::Comment,
                 }
             };
             match self.http.while_connected(next).await? {
                 // The engine ends with a finish or an error: both end the story before this.
-                Some(step) => return self.arrived(step.ok_or(RequestError::Internal)??),
-                None => self.comment(Bytes::from_static(b": keep-alive\n\n")).await?,
+                Turn::Step(step) => return self.arrived(step.ok_or(RequestError::Internal)??),
+                Turn::Event => drop(self.send_event(entry).await?),
+                Turn::Comment => self.comment(Bytes::from_static(b": keep-alive\n\n")).await?,
             }
         }
     }
@@ -131,6 +189,13 @@ impl<'a> Reply<'a> {
     /// Sends what passed the gate, and chains it into the entry first: what leaves is on record, not the reverse.
     /// Steps without text, and all steps of a whole response, wait and leave together with what follows.
     pub(crate) async fn send(&mut self, entry: &mut OpenEntry, released: Released) -> Result<(), RequestError> {
+        if let Some(Shaped { pace, flow, .. }) = &mut self.shaped {
+            if !released.text().is_empty() || released.finish().is_some() {
+                pace.begin(Instant::now());
+            }
+            flow.push(released);
+            return Ok(());
+        }
         let released = match self.held.take() {
             Some(mut held) if !self.held_is_sent => {
                 if let Err(stray) = held.append(released) {
@@ -158,6 +223,9 @@ impl<'a> Reply<'a> {
 
     /// The last thing before the seal: the token counts of a stream, the whole body otherwise.
     pub(crate) async fn close(&mut self, entry: &mut OpenEntry, usage: Usage) -> Result<(), RequestError> {
+        if self.shaped.is_some() {
+            return self.close_shaped(entry, usage).await;
+        }
         let released = self.held.take().ok_or(RequestError::Internal)?;
         if !self.format.stream {
             self.departs(&released)?;
@@ -165,7 +233,7 @@ impl<'a> Reply<'a> {
             self.load(body.clone())?;
             entry.sent(&body, &released);
         } else if self.format.include_usage {
-            let payload = self.encode(self.chunk_object(), &[], Some(usage.into()));
+            let payload = self.encode(self.chunk_object(), &[], Some(usage.into()), None);
             self.load(frame(&payload))?;
             entry.sent(&payload, &released);
             self.send_loaded().await?;
@@ -173,8 +241,83 @@ impl<'a> Reply<'a> {
         Ok(())
     }
 
+    /// One event in each period until all text has left, and one for the token counts.
+    async fn close_shaped(&mut self, entry: &mut OpenEntry, usage: Usage) -> Result<(), RequestError> {
+        loop {
+            self.next_period().await?;
+            if self.send_event(entry).await?.is_some() {
+                break;
+            }
+        }
+        if self.format.include_usage {
+            let steps = self.shaped.as_ref().and_then(|shaped| shaped.steps).ok_or(RequestError::Internal)?;
+            let payload = self.padded(&[], Some(usage.into()))?;
+            self.next_period().await?;
+            self.send_padded(entry, &payload, steps).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the next whole period of a constant shape, unless the client leaves.
+    async fn next_period(&mut self) -> Result<(), Gone> {
+        let Some(shaped) = &self.shaped else { return Ok(()) };
+        let due = shaped.pace.due().unwrap_or_else(|| shaped.pace.after(Instant::now()));
+        self.http.while_connected(sleep_until(due)).await
+    }
+
+    /// The event of this period: some text, the rest of it with the finish, or nothing. The second look at each piece is
+    /// here, right before the first of it is encoded.
+    async fn send_event(&mut self, entry: &mut OpenEntry) -> Result<Option<FinishReason>, RequestError> {
+        let Self { shaped, departures, .. } = self;
+        let shaped = shaped.as_mut().ok_or(RequestError::Internal)?;
+        let taken = shaped.flow.take(|released| released.verify(departures));
+        let taken = taken.map_err(|error| RequestError::Seal { leg: Leg::GatewayTask, error })?;
+        let Event { text, steps, finish } = taken.ok_or(RequestError::Internal)?;
+        shaped.steps = Some(steps);
+        let payload = self.padded(&[self.piece(&text, finish)], None)?;
+        self.begun = true;
+        self.send_padded(entry, &payload, steps).await?;
+        Ok(finish)
+    }
+
+    async fn send_padded(
+        &mut self,
+        entry: &mut OpenEntry,
+        payload: &[u8],
+        steps: ReleasedSteps,
+    ) -> Result<(), RequestError> {
+        self.load(frame(payload))?;
+        entry.sent_of(payload, steps);
+        self.send_loaded().await?;
+        if let Some(shaped) = &mut self.shaped {
+            shaped.pace.passed(Instant::now());
+        }
+        Ok(())
+    }
+
+    /// A payload of the one size that all of them have.
+    fn padded(&self, choices: &[Choice<'_>], usage: Option<UsageObject>) -> Result<Vec<u8>, RequestError> {
+        let object = self.chunk_object();
+        let bytes = self.shaped.as_ref().map_or(0, |shaped| shaped.payload_bytes);
+        let missing = bytes.checked_sub(self.encode(object, choices, usage, Some("")).len());
+        let padding = "0".repeat(missing.ok_or(RequestError::Internal)?);
+        Ok(self.encode(object, choices, usage, Some(&padding)))
+    }
+
+    /// That size: of the longest payload that there can be.
+    fn payload_bytes_max(&self) -> usize {
+        // The prompt and the completion together are a number, too.
+        let most = usize::MAX / 2;
+        let usage = Usage { prompt_tokens: most, cached_tokens: most, completion_tokens: most };
+        let text = WIDEST.repeat(EVENT_CHARACTERS);
+        let choice = self.piece(&text, Some(FinishReason::Length));
+        let of_usage = self.encode(self.chunk_object(), &[], Some(usage.into()), Some(""));
+        of_usage.len().max(self.encode(self.chunk_object(), &[choice], None, Some("")).len())
+    }
+
     /// After the seal: the place in the log, and the end.
     pub(crate) async fn finish(&mut self, sealed: &Sealed) -> Result<(), Gone> {
+        self.next_period().await?;
         if !self.format.stream {
             let headers = vec![("content-type", "application/json".to_owned())];
             return self.http.send_loaded_whole(200, headers).await;
@@ -209,9 +352,11 @@ impl<'a> Reply<'a> {
 
     async fn begin(&mut self) -> Result<(), Gone> {
         if self.http.is_unanswered() {
+            // Compressed by somebody on the way, events of one size would have many.
+            let caching = if self.shaped.is_some() { "no-cache, no-transform" } else { "no-cache" };
             let headers = vec![
                 ("content-type", "text/event-stream; charset=utf-8".to_owned()),
-                ("cache-control", "no-cache".to_owned()),
+                ("cache-control", caching.to_owned()),
                 ("x-accel-buffering", "no".to_owned()),
             ];
             self.http.begin(200, headers).await?;
@@ -228,13 +373,16 @@ impl<'a> Reply<'a> {
     }
 
     fn chunk(&self, released: &Released) -> Vec<u8> {
-        let text = released.text().reveal();
-        let finish_reason = released.finish().map(FinishReason::as_str);
-        let choice = match self.format.api {
+        let choice = self.piece(released.text().reveal(), released.finish());
+        self.encode(self.chunk_object(), &[choice], None, None)
+    }
+
+    fn piece<'b>(&self, text: &'b str, finish: Option<FinishReason>) -> Choice<'b> {
+        let finish_reason = finish.map(FinishReason::as_str);
+        match self.format.api {
             Api::Chat => Choice::chat_delta(text, !self.begun, finish_reason),
             Api::Text => Choice::text(text, finish_reason),
-        };
-        self.encode(self.chunk_object(), &[choice], None)
+        }
     }
 
     fn whole(&self, released: &Released, usage: Usage) -> Vec<u8> {
@@ -244,10 +392,16 @@ impl<'a> Reply<'a> {
             Api::Chat => ("chat.completion", Choice::chat_message(text, finish_reason)),
             Api::Text => ("text_completion", Choice::text(text, finish_reason)),
         };
-        self.encode(object, &[choice], Some(usage.into()))
+        self.encode(object, &[choice], Some(usage.into()), None)
     }
 
-    fn encode(&self, object: &'static str, choices: &[Choice<'_>], usage: Option<UsageObject>) -> Vec<u8> {
+    fn encode(
+        &self,
+        object: &'static str,
+        choices: &[Choice<'_>],
+        usage: Option<UsageObject>,
+        obfuscation: Option<&str>,
+    ) -> Vec<u8> {
         let completion = CompletionObject {
             id: &self.id,
             object,
@@ -256,6 +410,7 @@ impl<'a> Reply<'a> {
             system_fingerprint: &self.format.system_fingerprint,
             choices,
             usage,
+            obfuscation,
         };
         // INVARIANT: strings and numbers always serialize.
         serde_json::to_vec(&completion).unwrap_or_default()
@@ -293,9 +448,12 @@ struct CompletionObject<'a> {
     choices: &'a [Choice<'a>],
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<UsageObject>,
+    /// Padding, under the name that the OpenAI API has for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    obfuscation: Option<&'a str>,
 }
 
-#[derive(Serialize)]
+#[derive(Clone, Copy, Serialize)]
 struct UsageObject {
     prompt_tokens: usize,
     completion_tokens: usize,
@@ -303,7 +461,7 @@ struct UsageObject {
     prompt_tokens_details: PromptTokensDetails,
 }
 
-#[derive(Serialize)]
+#[derive(Clone, Copy, Serialize)]
 struct PromptTokensDetails {
     cached_tokens: usize,
 }
@@ -373,7 +531,13 @@ impl Format {
             system_fingerprint: "fp".into(),
             include_usage: true,
             comment_interval: Duration::from_secs(60),
+            period: None,
         }
+    }
+
+    /// Of a chat stream in constant shape.
+    pub(crate) fn shaped(permit: &Permit, period: Duration) -> Self {
+        Self { api: Api::Chat, period: Some(period), ..Self::plain(true, permit) }
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) async fn serve(http: &mut Exchange, api: Api, on: &Arc<Services>) -> 
 
 async fn answer(http: &mut Exchange, api: Api, on: &Arc<Services>, principal: &Principal) -> Result<(), RequestError> {
     let body = http.body(on.limits.body_bytes_max).await?; //                 nobody unknown gets this far
-    let generate = Generate::parse(api, &body, on.random()?)?; //             what is asked, every bound checked
+    let generate = Generate::parse(api, &body, on.random()?, on.stream_shape(principal.tenant()))?; // what is asked, every bound checked
     let model = on.find_model(&generate.model)?;
     let (request, seal_key) = on.mint_request()?;
     let permit = on.authz.permit(principal, request, model, &generate.facts())?; // denied unless a rule allows it
@@ -46,7 +46,7 @@ async fn answer(http: &mut Exchange, api: Api, on: &Arc<Services>, principal: &P
     let mut stopwatch = Stopwatch::start(&on.metrics, permit.principal().name(), http.accepted());
     let mut reply = Reply::new(http, format, &seal_key, binding);
     let reason = loop {
-        let step = match reply.next(&mut steps).await {
+        let step = match reply.next(&mut entry, &mut steps).await {
             Ok(step) => step, //                                              the first text is TTFT, each later gap ITL
             Err(error) => return Err(give_up(entry, Some(steps), error, tokenized_for, &permit).await),
         };
@@ -180,6 +180,8 @@ fn nothing_done(reason: SealReason) -> Outcome {
 
 #[cfg(test)]
 mod catalogue;
+#[cfg(test)]
+mod constant_shape;
 
 #[cfg(test)]
 mod tests {

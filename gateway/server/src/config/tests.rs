@@ -21,7 +21,7 @@ fn a_full_configuration_is_read() {
          [tls]\ncertificate = \"c.pem\"\nprivate_key = \"k.pem\"\nclient_authorities = \"a.pem\"\n\
          [engine]\nthreads = 2\npages = 64\nsequences_max = 4\nqueue_max = 8\nprefill_chunk_tokens = 32\ncontext_tokens_max = 512\nkv = \"f32\"\n\
          step_target_ms = 50\nqueue_wait_max_ms = 9\nprefix_cache = false\nspeculation = false\nswap_mib = 0\n\
-         [limits]\nbody_bytes_max = 4096\nconnections_max = 7\ntokenizers_max = 1\nsse_comment_interval_ms = 20\n\
+         [limits]\nbody_bytes_max = 4096\nconnections_max = 7\ntokenizers_max = 1\nsse_comment_interval_ms = 20\nconstant_shape_period_ms = 250\n\
          head_timeout_ms = 1\nidle_timeout_ms = 2\nbody_timeout_ms = 3\nwrite_timeout_ms = 4\nsend_bytes_per_second_min = 5\n\
          [[tenants]]\nname = \"acme\"\nkey_hash = \"{HASH}\"\n[[tenants]]\nname = \"globex\"\nkey_hash = \"{HASH}\"\n\
          [scheduler.tenants.globex]\nclass = \"interactive\"\nweight = 3\nkv_permille = 300\nqueue_max = 5\nexclusive = true\n\
@@ -35,6 +35,7 @@ fn a_full_configuration_is_read() {
     assert_eq!(config.engine.kv, KvKind::F32);
     assert_eq!(config.weights_cache, WeightsCache::Off);
     assert_eq!(config.limits.comment_interval, Duration::from_millis(20));
+    assert_eq!(config.limits.constant_shape_period, Duration::from_millis(250));
     assert_eq!(config.limits.connection.send_bytes_per_second_min, 5);
     assert_eq!(config.metrics, MetricsReaders::Nobody);
     assert_eq!(config.tenants.len(), 2);

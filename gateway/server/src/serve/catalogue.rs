@@ -18,6 +18,7 @@ use policies_domain::{
     PageTrace, Permit, RequestId, SealError, SealKey, Step, TenantName,
 };
 use std::sync::Arc;
+use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
@@ -37,7 +38,7 @@ enum Swap {
     ClientSocket,
 }
 
-struct World {
+pub(super) struct World {
     folder: TempDir,
     audit: AuditLog,
     seats: Arc<Seats>,
@@ -45,18 +46,18 @@ struct World {
 }
 
 /// One request from its permit to its socket.
-struct Side {
-    permit: Permit,
-    key: SealKey,
-    binding: Binding,
-    http: Exchange,
-    entry: OpenEntry,
-    client: TcpStream,
+pub(super) struct Side {
+    pub(super) permit: Permit,
+    pub(super) key: SealKey,
+    pub(super) binding: Binding,
+    pub(super) http: Exchange,
+    pub(super) entry: OpenEntry,
+    pub(super) client: TcpStream,
 }
 
 impl World {
     /// Two requests, of two tenants or both of the first.
-    fn open(tenants: [usize; 2]) -> Self {
+    pub(super) fn open(tenants: [usize; 2]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let secret = KeySecret::open_or_create(&folder.path().join("key-secret")).unwrap();
         let keys = ["acme", "globex"].map(|name| (TenantName::parse(name).unwrap(), ApiKey::mint().unwrap()));
@@ -74,7 +75,7 @@ impl World {
         Self { folder, audit, seats: Arc::new(Seats::default()), permits }
     }
 
-    async fn side(&self, number: usize) -> Side {
+    pub(super) async fn side(&self, number: usize) -> Side {
         let permit = self.permits[number].clone();
         let digest = Digest([0; 32]);
         let facts = RequestFacts { body: b"{}", model: digest, fingerprint: digest, stream: true };
@@ -87,7 +88,7 @@ impl World {
     }
 
     /// The log is closed before its folder goes.
-    fn close(self) {
+    pub(super) fn close(self) {
         self.audit.shutdown();
         drop(self.folder);
     }
@@ -96,10 +97,16 @@ impl World {
 impl Side {
     /// A prefill chunk without text, some words, and the end.
     fn steps(&self, letter: char, epochs: &[u64]) -> Vec<Step> {
+        let words = vec![letter.to_string(); epochs.len() - 1];
+        self.saying(&words, epochs)
+    }
+
+    /// A prefill chunk without text, these words, and the end with the last of them.
+    pub(super) fn saying(&self, words: &[String], epochs: &[u64]) -> Vec<Step> {
         let sealer = self.key.sealer(Layer::Text, self.binding);
         let last = epochs.len() - 1;
         let step = |(index, epoch): (usize, &u64)| {
-            let text = if index == 0 { String::new() } else { letter.to_string() };
+            let text = if index == 0 { String::new() } else { words[index - 1].clone() };
             let finish = (index == last).then_some(FinishReason::Stop);
             let page = PageRead { page: PageId(3), generation: Generation(1), label: self.permit.label() };
             Step {
@@ -122,11 +129,30 @@ impl Side {
     }
 }
 
+/// The forms that an answer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Whole,
+    Stream,
+    ConstantShape,
+}
+
+const FORMS: [Form; 3] = [Form::Whole, Form::Stream, Form::ConstantShape];
+
+impl Form {
+    fn of(self, permit: &Permit) -> Format {
+        match self {
+            Self::Whole | Self::Stream => Format::plain(self == Self::Stream, permit),
+            Self::ConstantShape => Format::shaped(permit, Duration::from_millis(1)),
+        }
+    }
+}
+
 /// What `serve` does with two requests at a time, with the replies exchanged where `swap` says.
 async fn respond_both(
     sides: [Side; 2],
     steps: [Vec<Step>; 2],
-    stream: bool,
+    form: Form,
     swap: Swap,
 ) -> [(String, Option<RequestError>); 2] {
     let [mut a, mut b] = sides;
@@ -139,8 +165,8 @@ async fn respond_both(
         _ => (&mut a.http, &mut b.http),
     };
     let mut replies = [
-        Some(Reply::new(http_a, Format::plain(stream, &a.permit), &a.key, a.binding)),
-        Some(Reply::new(http_b, Format::plain(stream, &b.permit), &b.key, b.binding)),
+        Some(Reply::new(http_a, form.of(&a.permit), &a.key, a.binding)),
+        Some(Reply::new(http_b, form.of(&b.permit), &b.key, b.binding)),
     ];
     let mut entries = [Some(a.entry), Some(b.entry)];
     let permits = [a.permit, b.permit];
@@ -205,7 +231,7 @@ async fn respond_both(
 }
 
 /// All that ever came to the client.
-async fn transcript(mut client: TcpStream) -> String {
+pub(super) async fn transcript(mut client: TcpStream) -> String {
     let mut bytes = Vec::new();
     client.read_to_end(&mut bytes).await.unwrap();
     String::from_utf8(bytes).unwrap()
@@ -224,7 +250,7 @@ const PLAIN: &[u64] = &[1, 1, 1, 1];
 #[tokio::test]
 async fn cross_talk_without_evidence() {
     // Fault: each swap is stopped before its first byte, by the leg that it happened on, for both of the two.
-    for stream in [true, false] {
+    for form in FORMS {
         for (swap, leg) in [
             (Swap::EngineOutput, Leg::EngineOutput),
             (Swap::GatewayTask, Leg::GatewayTask),
@@ -234,24 +260,24 @@ async fn cross_talk_without_evidence() {
             let sides = [world.side(0).await, world.side(1).await];
             let bindings = sides.each_ref().map(|side| side.binding);
             let steps = [sides[0].steps(LETTERS[0], PLAIN), sides[1].steps(LETTERS[1], PLAIN)];
-            let outcomes = respond_both(sides, steps, stream, swap).await;
+            let outcomes = respond_both(sides, steps, form, swap).await;
             for (number, (text, error)) in outcomes.iter().enumerate() {
                 assert!(!text.contains(LETTERS), "{swap:?}: {text}");
                 let (found, error) = seal_error(error);
-                assert_eq!(found, leg, "{swap:?}, stream {stream}");
+                assert_eq!(found, leg, "{swap:?}, {form:?}");
                 // Named is whose text it was: at the socket one's own, which was about to go to the other's client.
                 let whose = if swap == Swap::ClientSocket { number } else { 1 - number };
-                assert_eq!(error.foreign(), Some(&bindings[whose]), "{swap:?}, stream {stream}");
+                assert_eq!(error.foreign(), Some(&bindings[whose]), "{swap:?}, {form:?}");
             }
             world.close();
         }
     }
     // Control: both get their own, and all of it.
-    for stream in [true, false] {
+    for form in FORMS {
         let world = World::open([0, 1]);
         let sides = [world.side(0).await, world.side(1).await];
         let steps = [sides[0].steps(LETTERS[0], PLAIN), sides[1].steps(LETTERS[1], PLAIN)];
-        let outcomes = respond_both(sides, steps, stream, Swap::Nowhere).await;
+        let outcomes = respond_both(sides, steps, form, Swap::Nowhere).await;
         for (number, (text, error)) in outcomes.iter().enumerate() {
             assert!(error.is_none(), "{error:?}");
             assert_eq!(text.matches(LETTERS[number]).count(), 3, "{text}");
@@ -263,7 +289,7 @@ async fn cross_talk_without_evidence() {
     let world = World::open([0, 0]);
     let sides = [world.side(0).await, world.side(1).await];
     let steps = [sides[0].steps(LETTERS[0], PLAIN), sides[1].steps(LETTERS[0], &[2, 2, 5, 5])];
-    for (text, error) in respond_both(sides, steps, true, Swap::Nowhere).await {
+    for (text, error) in respond_both(sides, steps, Form::Stream, Swap::Nowhere).await {
         assert!(error.is_none(), "{error:?}");
         assert_eq!(text.matches(LETTERS[0]).count(), 3, "{text}");
     }
@@ -277,7 +303,7 @@ async fn cross_talk_within_one_tenant_is_cross_talk() {
         let world = World::open([0, 0]);
         let sides = [world.side(0).await, world.side(1).await];
         let steps = [sides[0].steps(LETTERS[0], PLAIN), sides[1].steps(LETTERS[1], PLAIN)];
-        for (text, error) in respond_both(sides, steps, true, swap).await {
+        for (text, error) in respond_both(sides, steps, Form::Stream, swap).await {
             assert!(!text.contains(LETTERS), "{text}");
             seal_error(&error);
         }
@@ -296,7 +322,7 @@ async fn abort_hits_successor() {
     let idle = world.side(0).await;
     let nothing = idle.steps(LETTERS[0], PLAIN);
     drop(first);
-    let [(text, error), _] = respond_both([second, idle], [steps, nothing], true, Swap::Nowhere).await;
+    let [(text, error), _] = respond_both([second, idle], [steps, nothing], Form::Stream, Swap::Nowhere).await;
     assert!(!text.contains(LETTERS[0]), "{text}");
     assert!(matches!(seal_error(&error), (Leg::EngineOutput, SealError::Foreign { index: 1, .. })));
     world.close();
@@ -305,7 +331,7 @@ async fn abort_hits_successor() {
     let sides = [world.side(0).await, world.side(1).await];
     let late = sides[0].steps(LETTERS[0], &[3, 3, 1, 1]);
     let other = sides[1].steps(LETTERS[1], PLAIN);
-    let [(text, error), (_, none)] = respond_both(sides, [late, other], true, Swap::Nowhere).await;
+    let [(text, error), (_, none)] = respond_both(sides, [late, other], Form::Stream, Swap::Nowhere).await;
     assert_eq!(text.matches(LETTERS[0]).count(), 1, "what came before is whole: {text}");
     assert_eq!(seal_error(&error), (Leg::EngineOutput, SealError::Ended { index: 2 }));
     assert!(none.is_none(), "the other goes on");
@@ -326,7 +352,7 @@ async fn a_piece_that_is_missing_repeated_or_changed_is_not_sent() {
         let sides = [world.side(0).await, world.side(1).await];
         let mut steps = [sides[0].steps(LETTERS[0], PLAIN), sides[1].steps(LETTERS[1], PLAIN)];
         change(&mut steps[0]);
-        let [(text, error), (_, none)] = respond_both(sides, steps, true, Swap::Nowhere).await;
+        let [(text, error), (_, none)] = respond_both(sides, steps, Form::Stream, Swap::Nowhere).await;
         assert!(!text.contains(LETTERS[0]), "{text}");
         assert_eq!(seal_error(&error), (Leg::EngineOutput, wanted));
         assert!(none.is_none(), "the other goes on: {none:?}");

@@ -1,6 +1,8 @@
 //! Responses that go well, clients that leave, and clients that do not read.
 
 use crate::world::{Client, start};
+use gateway_server::{Agreement, StreamShape};
+use policies_domain::TenantName;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -218,6 +220,41 @@ async fn a_full_queue_says_when_to_come_back() {
     drop((running, waiting));
     world.engine_is_idle().await;
     assert_eq!(world.ask(CHAT, &chat(&json!({"max_tokens": 1}))).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_stream_of_constant_shape_says_the_same_in_events_of_one_size() {
+    let world = start(|config| {
+        let shape = StreamShape::ConstantShape;
+        config
+            .agreements
+            .insert(TenantName::parse("acme").unwrap(), Agreement { stream: shape, ..Agreement::default() });
+        config.limits.constant_shape_period = Duration::from_millis(20);
+    })
+    .await;
+    let options = json!({"stream": true, "stream_options": {"include_usage": true, "include_obfuscation": true}});
+    let stream = world.ask(CHAT, &chat(&options)).await;
+    assert!(stream.complete && stream.status == 200, "{}", stream.body);
+    let events = stream.events();
+    let (done, events) = events.split_last().unwrap();
+    assert_eq!(*done, "[DONE]");
+    assert!(events.iter().all(|event| event.len() == events[0].len()), "{events:?}");
+    let events: Vec<Value> = events.iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    // Another tenant's stream leaves as it comes, and says the same.
+    let mut other = Client::connect(world.address()).await;
+    other.send(crate::world::post_as(&world.globex, CHAT, &chat(&json!({"stream": true})))).await;
+    let as_it_comes = other.response().await;
+    let sizes: std::collections::BTreeSet<_> = as_it_comes.events().iter().map(|event| event.len()).collect();
+    assert!(sizes.len() > 2, "{sizes:?}");
+    let pieces: Vec<Value> = as_it_comes.events().iter().filter_map(|event| serde_json::from_str(event).ok()).collect();
+    assert_eq!(text_of(&events), text_of(&pieces));
+    assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], 12);
+    assert!(events.iter().all(|event| event["obfuscation"].is_string()));
+    // Whole answers have no events, and whether there is padding is not the client's to say.
+    assert_eq!(world.ask(CHAT, &chat(&json!({}))).await.json()["choices"][0]["finish_reason"], "length");
+    let unpadded = json!({"stream": true, "stream_options": {"include_obfuscation": false}});
+    let param = Some("stream_options.include_obfuscation".to_owned());
+    assert_eq!(world.ask(CHAT, &chat(&unpadded)).await.error(), (400, "unsupported_parameter".to_owned(), param));
 }
 
 #[tokio::test]
