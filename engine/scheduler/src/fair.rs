@@ -2,8 +2,9 @@
 //!
 //! Each tenant has a clock that runs by the cost of its work, slower the larger its weight; the next turn is that of the
 //! tenant whose clock is behind. A tenant that begins to wait is lifted to the slowest clock of those who wait already, so
-//! that having been idle, or nearly idle, earns nothing (VTC, arXiv:2401.00588, section 4). Classes go in their order, but
-//! each that waits is owed a part of what the others get (a floor), and goes first until it has had that.
+//! that having been idle, or nearly idle, earns nothing (VTC, arXiv:2401.00588, section 4) but a short burst: a quarter of a
+//! second of its share, at most. Classes go in their order, but each that waits is owed a part of what the others get (a
+//! floor), and goes first until it has had that.
 //!
 //! Two tenants of a class that wait all the time differ in work done, each divided by its weight, by no more than
 //! - in the lane of prompts: the cost of two turns, and a turn is a step's prefill and what the prediction missed;
@@ -23,6 +24,9 @@ const OWED_NS_MAX: i64 = 500_000_000;
 /// What a class is in debt at most, in nanoseconds: the longest prompt on a small machine, so that a class that is given one
 /// for being owed a millisecond waits for the rest of it.
 const DEBT_NS_MAX: i64 = 10_000_000_000;
+/// Of its share, what a tenant did not use lately and may have at once, in nanoseconds of the engine's time: two requests of a
+/// quiet tenant that come together would stand behind a flood otherwise. Over any time nobody gets more than its share and this.
+const BURST_NS: u64 = 250_000_000;
 /// Ticks of a clock for a nanosecond at weight 1. At weight 1 a clock lasts for nine years of work.
 const TICKS_PER_NS: u64 = 64;
 
@@ -124,7 +128,9 @@ impl FairShares {
         shares.remove(tenant, &account);
         if !account.waits() {
             let others = shares.waiting.first().map_or(shares.latest, |(clock, _)| *clock);
-            account.clock = account.clock.max(others);
+            // With what it paid for and has not had: a quiet tenant's running requests do not put its next one behind a flood.
+            let kept = account.ticks(account.prepaid_ns.saturating_add(BURST_NS));
+            account.clock = account.clock.max(others.saturating_sub(kept));
         }
         account.ready[lane as usize] = ready;
         if !account.waits() {
@@ -155,35 +161,41 @@ impl FairShares {
         });
     }
 
-    /// It pays for so many nanoseconds of work in advance, for a slot.
+    /// As before, and it was a turn in the lane of prompts.
+    pub(crate) fn charge_prefill(&mut self, tenant: Label, cost_ns: u64, prepaid_ns: u64) {
+        self.settle_floors(tenant, Lane::Prefill, cost_ns);
+        self.charge(tenant, cost_ns, prepaid_ns);
+    }
+
+    /// It gets a slot and pays for so many nanoseconds of work in advance.
     pub(crate) fn prepay(&mut self, tenant: Label, prepaid_ns: u64) {
+        self.settle_floors(tenant, Lane::Slots, prepaid_ns);
         self.advance(tenant, |account| account.prepaid_ns = account.prepaid_ns.saturating_add(prepaid_ns));
     }
 
     /// So many nanoseconds that it paid for are not going to be worked. The work that it did stays on its clock.
     pub(crate) fn refund(&mut self, tenant: Label, prepaid_ns: u64) {
+        if prepaid_ns == 0 {
+            return;
+        }
         self.advance(tenant, |account| account.prepaid_ns = account.prepaid_ns.saturating_sub(prepaid_ns));
-        let class = self.account(tenant).class;
-        self.unsettle_floors(class, i64::try_from(prepaid_ns).unwrap_or(i64::MAX));
+        self.unsettle_floors(self.class(tenant), i64::try_from(prepaid_ns).unwrap_or(i64::MAX));
     }
 
     fn advance(&mut self, tenant: Label, change: impl FnOnce(&mut Account)) {
-        let before = self.account(tenant);
-        let mut account = before;
-        change(&mut account);
-        if account == before {
-            return;
-        }
-        if account.waits() {
+        // A tenant has an account since its first request.
+        let Some(account) = self.accounts.get_mut(&tenant) else { return };
+        let before = *account;
+        change(account);
+        if account.waits() && *account != before {
             let shares = &mut self.classes[account.class as usize];
             shares.remove(tenant, &before);
-            shares.insert(tenant, &account);
+            shares.insert(tenant, account);
         }
-        self.accounts.insert(tenant, account);
     }
 
     /// It had a turn in a lane that cost so many nanoseconds.
-    pub(crate) fn settle_floors(&mut self, tenant: Label, lane: Lane, cost_ns: u64) {
+    fn settle_floors(&mut self, tenant: Label, lane: Lane, cost_ns: u64) {
         let class = self.class(tenant);
         let cost_ns = i64::try_from(cost_ns).unwrap_or(i64::MAX);
         let mut outranked = false;
@@ -226,6 +238,12 @@ impl FairShares {
             .map(|(_, of)| *of)
     }
 
+    /// How far a tenant is behind the next one in the order of prompts, in microseconds of its work.
+    pub(crate) fn lag_us(&self, tenant: Label, next: Label) -> f64 {
+        let (own, next) = (self.account(tenant), self.account(next));
+        (next.clock.saturating_sub(own.clock) as f64) * own.weight as f64 / TICKS_PER_NS as f64 / 1e3
+    }
+
     /// How urgent its requests are.
     pub(crate) fn class(&self, tenant: Label) -> Class {
         self.tenancy.of(tenant).class
@@ -241,7 +259,7 @@ impl FairShares {
     }
 
     /// Everybody who waits stands where the account says, and nobody else does.
-    #[cfg(debug_assertions)]
+    #[cfg(any(test, debug_assertions))]
     pub(crate) fn assert_sound(&self) {
         let mut wanted: [Shares; 3] = Default::default();
         for (tenant, account) in &self.accounts {
@@ -257,7 +275,7 @@ impl FairShares {
     }
 
     /// Whether a tenant waits in a lane, and what it paid in advance.
-    #[cfg(debug_assertions)]
+    #[cfg(any(test, debug_assertions))]
     pub(crate) fn state(&self, tenant: Label) -> ([bool; 2], u64) {
         let account = self.account(tenant);
         (account.ready, account.prepaid_ns)
@@ -324,13 +342,13 @@ mod tests {
     }
 
     #[test]
-    fn having_been_idle_earns_nothing() {
+    fn having_been_idle_earns_a_quarter_of_a_second_and_no_more() {
         let mut shares = shares(&[(1, Class::Standard, 1), (2, Class::Standard, 1)]);
         shares.set_ready(label(2), Lane::Slots, false);
         assert_eq!(turns(&mut shares, 1000, 2), [1000, 0]);
         shares.set_ready(label(2), Lane::Slots, true);
-        let got = turns(&mut shares, 10, 2);
-        assert_eq!(got, [5, 5], "it shares from now on, and catches up on nothing");
+        let got = turns(&mut shares, 260, 2);
+        assert_eq!(got, [5, 255], "of a thousand turns it catches up on 250");
         // With nobody there at all, it is the same.
         shares.set_ready(label(1), Lane::Slots, false);
         shares.set_ready(label(2), Lane::Slots, false);
@@ -350,7 +368,18 @@ mod tests {
         shares.set_ready(label(2), Lane::Slots, false);
         shares.set_ready(label(2), Lane::Slots, true);
         shares.set_ready(label(3), Lane::Slots, true);
-        assert_eq!(turns(&mut shares, 30, 3), [10, 10, 10]);
+        assert_eq!(turns(&mut shares, 280, 3), [10, 10, 260]);
+    }
+
+    #[test]
+    fn what_runs_and_is_paid_for_puts_nobody_behind_a_flood() {
+        let mut shares = shares(&[(1, Class::Standard, 1), (2, Class::Standard, 1)]);
+        shares.set_ready(label(2), Lane::Slots, false);
+        turns(&mut shares, 100, 2);
+        shares.prepay(label(2), 50_000_000);
+        shares.prepay(label(1), 1_000_000);
+        shares.set_ready(label(2), Lane::Slots, true);
+        assert_eq!(shares.order(Lane::Slots).next(), Some(label(2)));
     }
 
     #[test]
@@ -380,7 +409,8 @@ mod tests {
 
     #[test]
     fn a_refund_gives_nobody_a_place_before_those_who_came_since() {
-        let mut shares = shares(&[(1, Class::Standard, 1)]);
+        let mut shares = shares(&[(1, Class::Standard, 1), (2, Class::Standard, 1)]);
+        shares.set_ready(label(2), Lane::Slots, false);
         shares.prepay(label(1), 50_000_000);
         shares.set_ready(label(2), Lane::Slots, true);
         shares.refund(label(1), 50_000_000);
@@ -392,7 +422,6 @@ mod tests {
         let mut shares = shares(&[(1, Class::Interactive, 1), (2, Class::Batch, 1)]);
         for _ in 0..100 {
             shares.prepay(label(1), 50_000_000);
-            shares.settle_floors(label(1), Lane::Slots, 50_000_000);
             shares.refund(label(1), 50_000_000);
         }
         assert_eq!(shares.order(Lane::Slots).next(), Some(label(1)));

@@ -190,7 +190,6 @@ impl Scheduler {
         self.change_slots(tenant, |queues| {
             queues.running.insert((Reverse(restarts), key));
         });
-        self.shares.settle_floors(tenant, Lane::Slots, prepaid_ns);
         self.shares.prepay(tenant, prepaid_ns);
         // In this order: between the lanes it does not stop waiting.
         self.shares.set_ready(tenant, Lane::Prefill, true);
@@ -235,9 +234,10 @@ impl Scheduler {
         request.prepaid_ns -= prepaid;
         let (tenant, prefills) = (request.arrival.tenant, request.prefills);
         if prefills {
-            self.shares.settle_floors(tenant, Lane::Prefill, cost_ns);
+            self.shares.charge_prefill(tenant, cost_ns, prepaid);
+        } else {
+            self.shares.charge(tenant, cost_ns, prepaid);
         }
-        self.shares.charge(tenant, cost_ns, prepaid);
     }
 
     /// Somebody who gives its slot to a request of `tenant` when all are taken: the youngest of those that gave way least
@@ -285,8 +285,8 @@ impl Scheduler {
 
     /// What prompts get of a step in which so much time is left, appended to `into`. There is always a chunk for somebody.
     ///
-    /// Each tenant in its order gets what is left, but half of it at most while another of its class waits; nothing of an
-    /// exclusive tenant shares a pass with others. `rest`: what of a prompt is to be computed, or that it cannot go on now.
+    /// Each tenant in its order gets what is left, but while another of its class waits no more than half of it, or than what
+    /// it is behind that one; nothing of an exclusive tenant shares a pass with others. `rest`: what of a prompt is to be computed, or that it cannot go on now.
     pub fn plan_prefill(&self, left_us: f64, rest: impl Fn(Key) -> Option<Row>, into: &mut Vec<Chunk>) {
         let mut left_us = left_us - self.costs.prefill_fixed_us();
         let mut left_tokens = self.config.chunk_tokens_max;
@@ -301,9 +301,15 @@ impl Scheduler {
             if exclusive && into.len() > begin {
                 continue;
             }
-            let another_waits = order.peek().is_some_and(|next| self.shares.class(*next) == self.shares.class(tenant));
-            let part = if another_waits && !exclusive { 2.0 } else { 1.0 };
-            let (mut own_us, mut own_tokens) = (left_us / part, left_tokens.div_ceil(part as usize));
+            let other =
+                order.peek().filter(|next| !exclusive && self.shares.class(**next) == self.shares.class(tenant));
+            let (mut own_us, mut own_tokens) = match other.map(|next| self.shares.lag_us(tenant, *next)) {
+                Some(lag_us) => (
+                    (left_us / 2.0).max(lag_us).min(left_us),
+                    left_tokens.div_ceil(2).max(self.costs.tokens_within(lag_us, 0)).min(left_tokens),
+                ),
+                None => (left_us, left_tokens),
+            };
             let prompts = self.queues.get(&tenant).into_iter().flat_map(|queues| &queues.prefilling);
             let rows = prompts.filter_map(|key| Some((*key, rest(*key).filter(|row| row.tokens > 0)?)));
             for (key, row) in rows.take(left_tokens / CHUNK_STEP + 1) {
@@ -376,7 +382,7 @@ impl Scheduler {
     }
 
     /// Panics unless every set says the same of every request. Costs as much as there are requests: for tests.
-    #[cfg(debug_assertions)]
+    #[cfg(any(test, debug_assertions))]
     #[doc(hidden)]
     pub fn assert_sound(&self) {
         self.shares.assert_sound();

@@ -87,7 +87,9 @@ fn inside_a_tenant_the_longest_prefix_goes_first_until_the_oldest_has_waited_too
     // The prefix of one tenant's request says nothing about another tenant's turn.
     scheduler.charge(1, 1_000_000_000);
     scheduler.arrive(Duration::from_secs(1), 4, arrival(2, 2000));
-    assert_eq!(next(&scheduler, 1), Some(3), "both clocks are the same: tenant 2 was lifted");
+    assert_eq!(next(&scheduler, 1), Some(4), "tenant 2 was lifted to a quarter of a second before it");
+    scheduler.charge(4, 250_000_000);
+    assert_eq!(next(&scheduler, 1), Some(3));
     scheduler.charge(1, 1);
     assert_eq!(next(&scheduler, 1), Some(4));
 }
