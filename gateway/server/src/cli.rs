@@ -2,6 +2,7 @@
 //!
 //! Results go to stdout, everything said on the way there to stderr; see `output`.
 
+mod audit;
 mod bench;
 mod chat;
 mod demo;
@@ -89,6 +90,9 @@ enum Command {
     Key(KeyCommand),
     /// Say what Bulkhead finds on this machine
     Doctor,
+    /// Look for what one tenant can see of another
+    #[command(subcommand)]
+    Audit(audit::Audit),
     /// Bring defects back and see that they are caught
     #[command(subcommand)]
     Selftest(selftest::Selftest),
@@ -219,6 +223,11 @@ enum KeyCommand {
     },
 }
 
+/// With what code the program ends after this error.
+pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
+    error.downcast_ref::<audit::NotIsolated>().map_or(1, |verdict| verdict.exit_code())
+}
+
 /// Reads the command line and does what it says.
 pub(crate) fn run() -> Result<()> {
     let arguments = match Arguments::try_parse() {
@@ -305,6 +314,7 @@ pub(crate) fn run() -> Result<()> {
             }
             Ok(())
         }
+        Command::Audit(what) => block_on(audit::run(what)),
         Command::Selftest(what) => selftest::run(what),
         Command::RenderChat => Ok(gateway_server::render_chat()?),
         Command::Doctor => {
@@ -402,6 +412,9 @@ mod tests {
             "bulkhead bench engine --threads 256",
             "bulkhead key new acme --data-dir d",
             "bulkhead doctor",
+            "bulkhead audit sidechannel",
+            "bulkhead audit sidechannel --address http://127.0.0.1:1 --json --quick --seed 7 --output o.json",
+            "bulkhead audit sidechannel --samples 400 --prefix-tokens 64,512 --flood-tokens 60000 --constant-shape",
             "bulkhead selftest incident --json --seed 3 --requests 500",
             "bulkhead selftest leaks --json --runs 5",
             "bulkhead selftest traces --runs 5 --seed 9",
@@ -428,6 +441,10 @@ mod tests {
             "bulkhead bench engine --threads 100000",
             "bulkhead bench engine --peer-python p",
             "bulkhead bench engine --peer other",
+            "bulkhead audit",
+            "bulkhead audit sidechannel --samples 10",
+            "bulkhead audit sidechannel --quick --samples 100",
+            "bulkhead audit sidechannel --prefix-tokens 0",
             "bulkhead selftest",
             "bulkhead selftest leaks --runs 0",
             "bulkhead selftest incident --requests 10",

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
         Err(error) if cli::is_reader_gone(&error) => ExitCode::SUCCESS,
         Err(error) => {
             cli::note(format_args!("error: {}", lines(&chain(&error))));
-            ExitCode::FAILURE
+            ExitCode::from(cli::exit_code(&error))
         }
     }
 }

@@ -17,6 +17,11 @@ pub(crate) fn api_key() -> Option<String> {
     std::env::var("BULKHEAD_API_KEY").ok().filter(|key| !key.is_empty())
 }
 
+/// The keys of the two tenants as whom `audit` asks.
+pub(crate) fn audit_keys() -> [Option<String>; 2] {
+    ["BULKHEAD_API_KEY_A", "BULKHEAD_API_KEY_B"].map(|name| std::env::var(name).ok().filter(|key| !key.is_empty()))
+}
+
 /// The hub that models are pulled from, when another one than the usual is wanted.
 pub(crate) fn hub_endpoint() -> Option<String> {
     std::env::var("HF_ENDPOINT").ok().filter(|endpoint| !endpoint.is_empty())

@@ -100,6 +100,8 @@ pub(crate) struct Response {
     framing: Framing,
     /// Body bytes that are no whole line yet.
     pending: Vec<u8>,
+    /// Body bytes in the lines that were taken.
+    lines_bytes: u64,
 }
 
 enum Framing {
@@ -170,7 +172,7 @@ impl Response {
             ),
             (None, None) => Framing::Close,
         };
-        Ok(Self { status, headers, connection, framing, pending: Vec::new() })
+        Ok(Self { status, headers, connection, framing, pending: Vec::new(), lines_bytes: 0 })
     }
 
     /// The value of a header, by its lower-case name.
@@ -214,11 +216,17 @@ impl Response {
         }
     }
 
+    /// How long the stream is up to the end of the last event, comments and other fields included.
+    pub(crate) fn events_bytes(&self) -> u64 {
+        self.lines_bytes
+    }
+
     async fn body_line(&mut self) -> Result<Option<String>, RequestError> {
         let mut searched = 0;
         loop {
             if let Some(at) = self.pending.iter().skip(searched).position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.pending.drain(..=searched + at).collect();
+                self.lines_bytes += line.len() as u64;
                 let line = String::from_utf8(line).map_err(|_| RequestError::Protocol("text that is not UTF-8"))?;
                 return Ok(Some(line.trim_end_matches(['\r', '\n']).to_owned()));
             }

@@ -1,0 +1,232 @@
+//! `bulkhead audit`: can one tenant of a running gateway see another's cache, order, eviction or speculation?
+//!
+//! The gateway is asked over its ordinary API, as two of its tenants, and what comes is judged with statistics
+//! (`audit/verdict.rs`). A gateway whose operator named the first tenant as a probe writes the result to its log.
+
+mod measure;
+mod probe;
+mod prompts;
+mod report;
+mod statistics;
+mod verdict;
+
+use super::http_client::Address;
+use super::{environment, say};
+use anyhow::{Context, Result, bail};
+use clap::Subcommand;
+use indicatif::{ProgressBar, ProgressStyle};
+use measure::Plan;
+use probe::{HttpGateway, Keys, Recorded};
+use prompts::{Prompts, Random};
+use report::{Levels, Report};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use std::path::PathBuf;
+use verdict::Verdict;
+
+/// Pairs or rounds of one arm. Judging takes time with the square of it.
+const SAMPLES_MAX: i64 = 10_000;
+/// Fewer cannot give a positive control the power that it must have.
+const SAMPLES_MIN: i64 = 20;
+
+/// What can be audited.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Audit {
+    /// Probe a running gateway as two of its tenants, whose keys are in BULKHEAD_API_KEY_A and BULKHEAD_API_KEY_B
+    ///
+    /// Ends with 0 when the tenants are isolated, 3 when a channel was found, 4 when the run is void because the positive
+    /// control has no power, 5 when it is inconclusive, and 1 when the audit could not be made. A full run sends some million
+    /// tokens: hours on a small machine. The result says so when the gateway did not record it, and why.
+    Sidechannel {
+        /// Where the gateway listens
+        #[arg(long, default_value = "http://127.0.0.1:8080")]
+        address: String,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+        /// Also write the result here: the bytes whose digest is in the log
+        #[arg(long)]
+        output: Option<PathBuf>,
+        /// A short run: finds coarse channels, and is too small to say that there is none
+        #[arg(long, conflicts_with = "samples")]
+        quick: bool,
+        /// Pairs in each positive control, and four times as many in each arm between tenants, whose claim needs them
+        #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(i64).range(SAMPLES_MIN..=SAMPLES_MAX / 4))]
+        samples: i64,
+        /// Lengths of the shared prefixes
+        #[arg(long, value_delimiter = ',', default_value = "64,512,1500",
+              value_parser = clap::value_parser!(i64).range(32..=1_000_000))]
+        prefix_tokens: Vec<i64>,
+        /// What the second tenant sends in order to evict the first one's prefixes; as much as the KV pool holds shows most
+        #[arg(long, default_value_t = 24_000, value_parser = clap::value_parser!(i64).range(1..=100_000_000))]
+        flood_tokens: i64,
+        /// The first tenant has streams of a constant shape: they must not tell prompts apart
+        #[arg(long)]
+        constant_shape: bool,
+        /// Draws prompts and orders; a seed that this gateway has seen finds its prompts in the cache, and the run is void
+        #[arg(long)]
+        seed: Option<u64>,
+    },
+}
+
+/// The audit was made, and its verdict is not `isolated`.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("{}", report::conclusion(*.0))]
+pub(crate) struct NotIsolated(Verdict);
+
+impl NotIsolated {
+    /// The program's exit code.
+    pub(crate) fn exit_code(self) -> u8 {
+        self.0.exit_code()
+    }
+}
+
+/// Makes the audit and prints its result.
+pub(crate) async fn run(what: Audit) -> Result<()> {
+    let Audit::Sidechannel { address, json, output, quick, samples, prefix_tokens, flood_tokens, constant_shape, seed } =
+        what;
+    let address = Address::parse(&address)?;
+    let keys = keys(environment::audit_keys())?;
+    let mut prefix_tokens: Vec<usize> = prefix_tokens.into_iter().map(count).collect();
+    prefix_tokens.sort_unstable();
+    prefix_tokens.dedup();
+    let size = if quick { Size::QUICK } else { Size::of(count(samples)) };
+    let plan = size.plan(prefix_tokens, count(flood_tokens), constant_shape);
+    let seed = seed.map_or_else(getrandom::u64, Ok).context("the system gave no random bytes")?;
+    let report = sidechannel(address.clone(), keys.clone(), plan, seed).await?;
+    // INVARIANT: one encoding, which is what the digest in the log is of.
+    let result = serde_json::to_string(&report)?;
+    if let Some(output) = &output {
+        std::fs::write(output, &result).with_context(|| format!("`{}` cannot be written", output.display()))?;
+    }
+    let digest = hex::encode(Sha256::digest(&result));
+    let recorded = match probe::record(&address, &keys, result).await {
+        Ok(recorded) => recorded,
+        Err(error) => Recorded::Not { reason: format!("{error:#}") },
+    };
+    if json {
+        say(json!({"result": report, "sha256": digest, "recorded": recorded}))?;
+    } else {
+        say(format_args!("{report}\n{}", words(&recorded, &digest)))?;
+    }
+    match report.judgement.verdict {
+        Verdict::Isolated => Ok(()),
+        verdict => Err(NotIsolated(verdict).into()),
+    }
+}
+
+/// Measures and judges.
+async fn sidechannel(address: Address, keys: Keys, plan: Plan, seed: u64) -> Result<Report> {
+    let (mut gateway, server) = HttpGateway::connect(address, keys).await?;
+    let mut prompts = Prompts::new(Random::new(seed));
+    let bar = bar();
+    let mut progress = |what: &str, done: usize, of: usize| {
+        bar.set_message(what.to_owned());
+        bar.set_length(of as u64);
+        bar.set_position(done as u64);
+    };
+    let samples = measure::measure(&mut gateway, &plan, &mut prompts, verdict::has_power, &mut progress).await;
+    bar.finish_and_clear();
+    let judgement = verdict::judge(&samples?, &plan);
+    let version = env!("CARGO_PKG_VERSION");
+    Ok(Report { audit: "sidechannel", version, server, seed, plan, levels: Levels::ALL, judgement })
+}
+
+/// How many of everything.
+struct Size {
+    control_pairs: usize,
+    cross_pairs: usize,
+    order_rounds: usize,
+    eviction_pairs: usize,
+    stream_pairs: usize,
+}
+
+impl Size {
+    /// Enough for every probability, and for no interval.
+    const QUICK: Self =
+        Self { control_pairs: 30, cross_pairs: 30, order_rounds: 12, eviction_pairs: 12, stream_pairs: 12 };
+
+    /// The interval of an arm between tenants needs about four times what the controls need: see `verdict.rs`.
+    fn of(samples: usize) -> Self {
+        let fifth = (samples / 5).max(12);
+        Self {
+            control_pairs: samples,
+            cross_pairs: 4 * samples,
+            order_rounds: fifth.min(ROUNDS_MAX),
+            eviction_pairs: (samples / 10).clamp(12, ROUNDS_MAX),
+            stream_pairs: fifth.min(ROUNDS_MAX),
+        }
+    }
+
+    fn plan(self, prefix_tokens: Vec<usize>, flood_tokens: usize, constant_shape: bool) -> Plan {
+        let Self { control_pairs, cross_pairs, order_rounds, eviction_pairs, stream_pairs } = self;
+        Plan {
+            prefix_tokens,
+            control_pairs,
+            cross_pairs,
+            order_rounds,
+            eviction_pairs,
+            flood_tokens,
+            stream_pairs,
+            constant_shape,
+        }
+    }
+}
+
+/// Rounds whose exact distribution is still quickly computed.
+const ROUNDS_MAX: usize = 500;
+
+/// Both keys, which must be there, sendable and not the same.
+fn keys([victim, attacker]: [Option<String>; 2]) -> Result<Keys> {
+    let (Some(victim), Some(attacker)) = (victim, attacker) else {
+        bail!("no keys: set BULKHEAD_API_KEY_A and BULKHEAD_API_KEY_B to the keys of two tenants");
+    };
+    for key in [&victim, &attacker] {
+        if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+            bail!("a key holds a line break, a space or another character that no key has");
+        }
+    }
+    if victim == attacker {
+        bail!("both keys are the same: the audit needs two tenants, or it would find what one may see of itself");
+    }
+    Ok(Keys { victim, attacker })
+}
+
+/// Negative numbers are refused by the command line.
+fn count(number: i64) -> usize {
+    usize::try_from(number).unwrap_or(0)
+}
+
+fn words(recorded: &Recorded, digest: &str) -> String {
+    match recorded {
+        Recorded::At { index, .. } => format!("recorded as entry {index} of the audit log, sha256 {digest}"),
+        Recorded::Not { reason } => format!("not recorded in the audit log: {reason}"),
+    }
+}
+
+fn bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg:34} {bar:32} {pos}/{len}, {eta} left");
+    ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_tenants_are_needed() {
+        let keys = |a: Option<&str>, b: Option<&str>| keys([a.map(str::to_owned), b.map(str::to_owned)]).err();
+        for (a, b) in [(None, None), (Some("bk_1"), None), (Some("bk_1"), Some("bk_1")), (Some("bk_\n"), Some("bk_2"))]
+        {
+            let error = keys(a, b).expect("refused").to_string();
+            assert!(!error.contains("bk_"), "a key is never written: {error}");
+        }
+        assert!(keys(Some("bk_1"), Some("bk_2")).is_none());
+    }
+
+    #[test]
+    fn every_verdict_has_an_exit_code_of_its_own() {
+        let verdicts = [Verdict::Isolated, Verdict::ChannelFound, Verdict::Void, Verdict::Inconclusive];
+        assert_eq!(verdicts.map(Verdict::exit_code), [0, 3, 4, 5]);
+    }
+}

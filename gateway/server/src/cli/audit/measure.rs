@@ -1,0 +1,295 @@
+//! What is asked of the gateway, in what order, and what came of it. Nothing is judged here.
+//!
+//! Whatever is compared is measured in pairs or rounds whose order is drawn, so that what the machine does meanwhile falls on
+//! both sides alike.
+
+use super::prompts::Prompts;
+use anyhow::{Result, bail};
+
+/// The two tenants as whom the audit asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Party {
+    /// Whose requests are to be hidden.
+    Victim,
+    /// Who looks.
+    Attacker,
+}
+
+/// What a client learns from one request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answered {
+    /// From the request to the first event of the answer, in microseconds.
+    pub(crate) first_us: f64,
+    pub(crate) prompt_tokens: u64,
+    /// Tokens of the prompt that the gateway says it did not compute.
+    pub(crate) cached_tokens: u64,
+}
+
+/// What the stream of one answer looks like from outside, on average over its events.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Length of an event, in bytes.
+    pub(crate) bytes: f64,
+    /// Time from one event to the next, in microseconds.
+    pub(crate) gap_us: f64,
+}
+
+/// A gateway as two of its tenants see it.
+pub(crate) trait Probed {
+    /// Asks for one token.
+    async fn ask(&mut self, party: Party, prompt: &str) -> Result<Answered>;
+    /// Asks for one token each, all at once; times count from the moment that all begin.
+    async fn ask_at_once(&mut self, batch: Vec<(Party, String)>) -> Result<Vec<Answered>>;
+    /// Asks for a longer answer as a stream.
+    async fn stream(&mut self, party: Party, prompt: &str) -> Result<Shape>;
+}
+
+/// How much is measured.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub(crate) struct Plan {
+    /// Lengths of the shared prefixes, in tokens, ascending.
+    pub(crate) prefix_tokens: Vec<usize>,
+    /// Pairs of each positive control.
+    pub(crate) control_pairs: usize,
+    /// Pairs of each arm between tenants.
+    pub(crate) cross_pairs: usize,
+    /// Rounds of the order oracle.
+    pub(crate) order_rounds: usize,
+    /// Pairs of the eviction oracle.
+    pub(crate) eviction_pairs: usize,
+    /// Tokens that the attacker sends between a victim's request and its repetition.
+    pub(crate) flood_tokens: usize,
+    /// Pairs of streams.
+    pub(crate) stream_pairs: usize,
+    /// Whether the victim asked for streams of a constant shape, which then is a promise to be kept.
+    pub(crate) constant_shape: bool,
+}
+
+/// Tokens behind a shared prefix, so that no two prompts are equal.
+const ENDING_TOKENS: usize = 16;
+/// Words of the prompt from which the tokens of a word are learnt.
+const CALIBRATION_WORDS: usize = 200;
+/// Of the order oracle: how many of the attacker's prompts are compared...
+pub(crate) const CANDIDATES: usize = 10;
+/// ...and how many go ahead of them to keep the engine busy.
+const DUMMIES: usize = 6;
+/// Tokens of its prompts.
+const ORDER_TOKENS: usize = 128;
+/// Tokens of the eviction oracle's prompts that may be evicted.
+const EVICTION_TOKENS: usize = 256;
+/// The attacker's prompts at the same time in a flood.
+const FLOOD_AT_ONCE: usize = 4;
+/// Tokens of the speculation oracle's prompts, and after how many words the repetitive ones repeat.
+const STREAM_TOKENS: usize = 96;
+const PERIOD_WORDS: usize = 6;
+
+/// Times of prompts whose prefix was sent before, and of prompts that are new, in pairs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pairs {
+    /// Tokens of the prefix.
+    pub(crate) tokens: usize,
+    pub(crate) warm_us: Vec<f64>,
+    pub(crate) cold_us: Vec<f64>,
+    /// Pairs in which the gateway said that it had the prefix of the one, and not that of the other.
+    pub(crate) only_warm_hits: usize,
+    pub(crate) only_cold_hits: usize,
+}
+
+/// Whether the victim's own prefixes were still there, in pairs without and with a flood of the attacker's.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Evictions {
+    pub(crate) pairs: usize,
+    pub(crate) quiet_hits: usize,
+    pub(crate) flooded_hits: usize,
+    pub(crate) only_quiet: usize,
+    pub(crate) only_flooded: usize,
+}
+
+/// The shapes of streams about repetitive and about other prompts, in pairs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shapes {
+    pub(crate) repetitive: Vec<Shape>,
+    pub(crate) other: Vec<Shape>,
+}
+
+/// Everything that was measured.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Samples {
+    /// Within one tenant, for each length.
+    pub(crate) controls: Vec<Pairs>,
+    /// Between two tenants, for each length.
+    pub(crate) cross: Vec<Pairs>,
+    /// In which place the candidate came that the victim's waiting request begins with.
+    pub(crate) places: Vec<usize>,
+    pub(crate) evictions: Evictions,
+    pub(crate) shapes: Shapes,
+}
+
+/// Told what is measured, how much of it is done, and of how much.
+pub(crate) type Progress<'a> = &'a mut dyn FnMut(&str, usize, usize);
+
+/// Measures everything. When `has_power` says of the first control, that of the longest prefix, that it shows nothing, nothing
+/// after it could, and it ends there.
+pub(crate) async fn measure(
+    gateway: &mut impl Probed,
+    plan: &Plan,
+    prompts: &mut Prompts,
+    has_power: impl Fn(&Pairs) -> bool,
+    progress: Progress<'_>,
+) -> Result<Samples> {
+    calibrate(gateway, prompts).await?;
+    let mut samples = Samples::default();
+    for tokens in plan.prefix_tokens.iter().rev() {
+        let name = format!("control, {tokens} tokens");
+        let of = Comparison { name, tokens: *tokens, warmed_by: Party::Attacker, pairs: plan.control_pairs };
+        let control = compare(gateway, &of, prompts, progress).await?;
+        samples.controls.insert(0, control);
+        if !samples.controls.first().is_some_and(&has_power) && samples.controls.len() == 1 {
+            return Ok(samples);
+        }
+    }
+    for tokens in &plan.prefix_tokens {
+        let name = format!("between tenants, {tokens} tokens");
+        let of = Comparison { name, tokens: *tokens, warmed_by: Party::Victim, pairs: plan.cross_pairs };
+        samples.cross.push(compare(gateway, &of, prompts, progress).await?);
+    }
+    for round in 0..plan.order_rounds {
+        progress("order", round, plan.order_rounds);
+        samples.places.push(place(gateway, prompts).await?);
+    }
+    for pair in 0..plan.eviction_pairs {
+        progress("eviction", pair, plan.eviction_pairs);
+        evict(gateway, plan, prompts, &mut samples.evictions).await?;
+    }
+    for pair in 0..plan.stream_pairs {
+        progress("speculation", pair, plan.stream_pairs);
+        shapes(gateway, prompts, &mut samples.shapes).await?;
+    }
+    Ok(samples)
+}
+
+async fn calibrate(gateway: &mut impl Probed, prompts: &mut Prompts) -> Result<()> {
+    let prompt = prompts.words(CALIBRATION_WORDS);
+    let answered = gateway.ask(Party::Victim, &prompt).await?;
+    if answered.prompt_tokens == 0 {
+        bail!("the gateway does not say how many tokens a prompt has");
+    }
+    prompts.calibrate(CALIBRATION_WORDS, answered.prompt_tokens);
+    // The first request of a tenant may pay for what later ones find.
+    gateway.ask(Party::Attacker, &prompts.words(CALIBRATION_WORDS)).await?;
+    Ok(())
+}
+
+struct Comparison {
+    name: String,
+    tokens: usize,
+    warmed_by: Party,
+    pairs: usize,
+}
+
+/// Is a prefix that `warmed_by` has sent before answered sooner to the attacker than one that nobody has sent?
+async fn compare(
+    gateway: &mut impl Probed,
+    of: &Comparison,
+    prompts: &mut Prompts,
+    progress: Progress<'_>,
+) -> Result<Pairs> {
+    let mut pairs = Pairs { tokens: of.tokens, ..Pairs::default() };
+    for pair in 0..of.pairs {
+        progress(&of.name, pair, of.pairs);
+        let prefix = prompts.fresh(of.tokens);
+        let first = prompts.ending(&prefix, ENDING_TOKENS);
+        gateway.ask(of.warmed_by, &first).await?;
+        let warm = prompts.ending(&prefix, ENDING_TOKENS);
+        let unknown = prompts.fresh(of.tokens);
+        let cold = prompts.ending(&unknown, ENDING_TOKENS);
+        let warm_first = prompts.random.coin();
+        let (one, other) = if warm_first { (&warm, &cold) } else { (&cold, &warm) };
+        let one = gateway.ask(Party::Attacker, one).await?;
+        let other = gateway.ask(Party::Attacker, other).await?;
+        let (warm, cold) = if warm_first { (one, other) } else { (other, one) };
+        pairs.warm_us.push(warm.first_us);
+        pairs.cold_us.push(cold.first_us);
+        let (warm, cold) = (is_hit(warm, of.tokens), is_hit(cold, of.tokens));
+        pairs.only_warm_hits += usize::from(warm && !cold);
+        pairs.only_cold_hits += usize::from(cold && !warm);
+    }
+    Ok(pairs)
+}
+
+/// A template's beginning or a public prefix may be there of every prompt; half of the prefix is no accident.
+fn is_hit(answered: Answered, tokens: usize) -> bool {
+    answered.cached_tokens >= tokens as u64 / 2
+}
+
+/// The position test of PROMPTPEEK (Wu and others, NDSS 2025): while a request of the victim waits, the attacker sends
+/// candidates for its beginning, one of them right, behind others that keep the engine busy. An engine that prefers what it
+/// has in its cache answers the right one first.
+async fn place(gateway: &mut impl Probed, prompts: &mut Prompts) -> Result<usize> {
+    let prefix = prompts.fresh(ORDER_TOKENS);
+    let known = prompts.ending(&prefix, ENDING_TOKENS);
+    gateway.ask(Party::Victim, &known).await?;
+    let mut batch = vec![(Party::Victim, prompts.ending(&prefix, ENDING_TOKENS))];
+    for _ in 0..DUMMIES {
+        batch.push((Party::Attacker, prompts.fresh(ORDER_TOKENS + ENDING_TOKENS)));
+    }
+    let right = prompts.random.below(CANDIDATES);
+    for candidate in 0..CANDIDATES {
+        let begins = if candidate == right { prefix.clone() } else { prompts.fresh(ORDER_TOKENS) };
+        batch.push((Party::Attacker, prompts.ending(&begins, ENDING_TOKENS)));
+    }
+    let answered = gateway.ask_at_once(batch).await?;
+    let candidates = answered.get(1 + DUMMIES..).unwrap_or_default();
+    let Some(found) = candidates.get(right) else { bail!("a batch came back with less than was sent") };
+    Ok(1 + candidates.iter().filter(|other| other.first_us < found.first_us).count())
+}
+
+/// Does the victim still find its own prefix after the attacker has sent much?
+async fn evict(gateway: &mut impl Probed, plan: &Plan, prompts: &mut Prompts, evictions: &mut Evictions) -> Result<()> {
+    let flooded_first = prompts.random.coin();
+    let mut hits = [false; 2];
+    for flooded in [flooded_first, !flooded_first] {
+        let prefix = prompts.fresh(EVICTION_TOKENS);
+        let first = prompts.ending(&prefix, ENDING_TOKENS);
+        gateway.ask(Party::Victim, &first).await?;
+        if flooded {
+            flood(gateway, plan, prompts).await?;
+        }
+        let again = prompts.ending(&prefix, ENDING_TOKENS);
+        let answered = gateway.ask(Party::Victim, &again).await?;
+        hits[usize::from(flooded)] = is_hit(answered, EVICTION_TOKENS);
+    }
+    let [quiet, flooded] = hits;
+    evictions.pairs += 1;
+    evictions.quiet_hits += usize::from(quiet);
+    evictions.flooded_hits += usize::from(flooded);
+    evictions.only_quiet += usize::from(quiet && !flooded);
+    evictions.only_flooded += usize::from(flooded && !quiet);
+    Ok(())
+}
+
+async fn flood(gateway: &mut impl Probed, plan: &Plan, prompts: &mut Prompts) -> Result<()> {
+    let each = plan.prefix_tokens.last().copied().unwrap_or(EVICTION_TOKENS).max(1);
+    let mut left = plan.flood_tokens.div_ceil(each);
+    while left > 0 {
+        let now = left.min(FLOOD_AT_ONCE);
+        gateway.ask_at_once((0..now).map(|_| (Party::Attacker, prompts.fresh(each))).collect()).await?;
+        left -= now;
+    }
+    Ok(())
+}
+
+/// Does a stream show whether its prompt repeats itself?
+async fn shapes(gateway: &mut impl Probed, prompts: &mut Prompts, shapes: &mut Shapes) -> Result<()> {
+    let repetitive_first = prompts.random.coin();
+    for repetitive in [repetitive_first, !repetitive_first] {
+        if repetitive {
+            let prompt = prompts.repetitive(STREAM_TOKENS, PERIOD_WORDS);
+            shapes.repetitive.push(gateway.stream(Party::Victim, &prompt).await?);
+        } else {
+            let prompt = prompts.fresh(STREAM_TOKENS);
+            shapes.other.push(gateway.stream(Party::Victim, &prompt).await?);
+        }
+    }
+    Ok(())
+}

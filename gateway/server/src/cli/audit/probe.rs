@@ -1,0 +1,225 @@
+//! A gateway over HTTP, as two of its tenants: what any client can measure, and nothing else.
+
+use super::measure::{Answered, Party, Probed, Shape};
+use super::report::Server;
+use crate::cli::http_client::{Address, Request, RequestError, Response, send};
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// One answer takes no longer.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
+/// How often a request is sent again after `429` and `503`.
+const ATTEMPTS_MAX: usize = 60;
+/// The longest wait before that, whatever the gateway says.
+const WAIT_MAX: Duration = Duration::from_secs(5);
+/// Tokens of an answer whose stream is looked at.
+const STREAM_TOKENS: u32 = 64;
+/// Longest message of a gateway that is repeated, characters.
+const MESSAGE_CHARS_MAX: usize = 300;
+
+/// Keys of the two tenants. Has no `Debug`, and is never written anywhere.
+#[derive(Clone)]
+pub(crate) struct Keys {
+    pub(crate) victim: String,
+    pub(crate) attacker: String,
+}
+
+impl Keys {
+    fn of(&self, party: Party) -> &str {
+        match party {
+            Party::Victim => &self.victim,
+            Party::Attacker => &self.attacker,
+        }
+    }
+}
+
+/// A running gateway and the keys to ask it.
+#[derive(Clone)]
+pub(crate) struct HttpGateway {
+    address: Address,
+    keys: Keys,
+    model: String,
+}
+
+impl HttpGateway {
+    /// Finds out what model the gateway serves, and that both keys may use it.
+    pub(crate) async fn connect(address: Address, keys: Keys) -> Result<(Self, Server)> {
+        let (model, fingerprint) = first_model(&address, &keys.victim).await?;
+        if first_model(&address, &keys.attacker).await?.0 != model {
+            bail!("the two keys may not use the same model");
+        }
+        let server = Server { address: address.to_string(), model: model.clone(), fingerprint };
+        Ok((Self { address, keys, model }, server))
+    }
+
+    fn body(&self, prompt: &str, tokens: u32) -> String {
+        let options = json!({"include_usage": true});
+        json!({
+            "model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "seed": 0, "stream": true,
+            "stream_options": options,
+        })
+        .to_string()
+    }
+
+    /// Sends until it is not refused for overload. Gives back when the last attempt began.
+    async fn post(&self, party: Party, body: String) -> Result<(Instant, Response)> {
+        for _ in 0..ATTEMPTS_MAX {
+            let request = Request {
+                method: "POST",
+                path: "/v1/completions",
+                key: Some(self.keys.of(party)),
+                body: Some(body.clone()),
+            };
+            let begun = Instant::now();
+            let response = send(&self.address, request).await?;
+            match response.status {
+                200 => return Ok((begun, response)),
+                429 | 503 => tokio::time::sleep(wait(&response)).await,
+                _ => bail!(refusal(response).await),
+            }
+        }
+        bail!("the gateway is overloaded: a request was refused {ATTEMPTS_MAX} times")
+    }
+
+    async fn answer(&self, party: Party, prompt: &str) -> Result<(Instant, Instant, Answered)> {
+        let (begun, mut response) = self.post(party, self.body(prompt, 1)).await?;
+        let mut first = None;
+        let mut usage = (0, 0);
+        while let Some(event) = response.event().await? {
+            first.get_or_insert_with(Instant::now);
+            if event == "[DONE]" {
+                break;
+            }
+            let event = parse(&event)?;
+            let count = |path| event.pointer(path).and_then(Value::as_u64);
+            if let Some(prompt_tokens) = count("/usage/prompt_tokens") {
+                usage = (prompt_tokens, count("/usage/prompt_tokens_details/cached_tokens").unwrap_or(0));
+            }
+        }
+        let first = first.context(RequestError::Protocol("the stream ended before its first event"))?;
+        let (prompt_tokens, cached_tokens) = usage;
+        Ok((begun, first, Answered { first_us: microseconds(begun, first), prompt_tokens, cached_tokens }))
+    }
+
+    async fn shape(&self, party: Party, prompt: &str) -> Result<Shape> {
+        let (_, mut response) = self.post(party, self.body(prompt, STREAM_TOKENS)).await?;
+        let mut events: Vec<(Instant, u64)> = Vec::new();
+        while let Some(event) = response.event().await? {
+            let at = (Instant::now(), response.events_bytes());
+            if event == "[DONE]" {
+                break;
+            }
+            // The token counts are no text.
+            if parse(&event)?.pointer("/choices/0").is_some() {
+                events.push(at);
+            }
+        }
+        let (Some((first, _)), Some((last, bytes))) = (events.first(), events.last()) else {
+            bail!(RequestError::Protocol("a stream without events"))
+        };
+        let gaps = (events.len() - 1).max(1) as f64;
+        Ok(Shape { bytes: *bytes as f64 / events.len() as f64, gap_us: microseconds(*first, *last) / gaps })
+    }
+}
+
+impl Probed for HttpGateway {
+    async fn ask(&mut self, party: Party, prompt: &str) -> Result<Answered> {
+        in_time(self.answer(party, prompt)).await.map(|(_, _, answered)| answered)
+    }
+
+    async fn ask_at_once(&mut self, batch: Vec<(Party, String)>) -> Result<Vec<Answered>> {
+        let (begun, count) = (Instant::now(), batch.len());
+        let mut asked = JoinSet::new();
+        for (index, (party, prompt)) in batch.into_iter().enumerate() {
+            let gateway = self.clone();
+            asked.spawn(async move { (index, in_time(gateway.answer(party, &prompt)).await) });
+        }
+        let mut answered = vec![None; count];
+        while let Some(done) = asked.join_next().await {
+            let (index, answer) = done.context("a request was cut short")?;
+            let (_, first, one) = answer?;
+            // Whoever had to come back came later.
+            answered[index] = Some(Answered { first_us: microseconds(begun, first), ..one });
+        }
+        answered.into_iter().collect::<Option<Vec<_>>>().context("a request was cut short")
+    }
+
+    async fn stream(&mut self, party: Party, prompt: &str) -> Result<Shape> {
+        in_time(self.shape(party, prompt)).await
+    }
+}
+
+async fn in_time<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let limit = REQUEST_TIMEOUT.as_secs();
+    tokio::time::timeout(REQUEST_TIMEOUT, work).await.with_context(|| format!("an answer took more than {limit} s"))?
+}
+
+fn microseconds(from: Instant, to: Instant) -> f64 {
+    to.saturating_duration_since(from).as_secs_f64() * 1e6
+}
+
+fn wait(response: &Response) -> Duration {
+    let seconds = response.header("retry-after").and_then(|seconds| seconds.parse().ok()).unwrap_or(1);
+    Duration::from_secs(seconds).min(WAIT_MAX)
+}
+
+fn parse(event: &str) -> Result<Value> {
+    let event: Value = serde_json::from_str(event).context("an event of the stream is not JSON")?;
+    match event.pointer("/error/message").and_then(Value::as_str) {
+        Some(message) => bail!("the gateway ended an answer: {}", shown(message)),
+        None => Ok(event),
+    }
+}
+
+async fn first_model(address: &Address, key: &str) -> Result<(String, Option<String>)> {
+    let request = Request { method: "GET", path: "/v1/models", key: Some(key), body: None };
+    let response = send(address, request).await?;
+    if response.status != 200 {
+        bail!(refusal(response).await);
+    }
+    let list: Value = serde_json::from_slice(&response.body().await?).context("the list of models is not JSON")?;
+    let text = |path: &str| list.pointer(path).and_then(Value::as_str).map(str::to_owned);
+    Ok((text("/data/0/id").context("a key may use no model")?, text("/data/0/fingerprint")))
+}
+
+/// How a result came to the log, or why not.
+#[derive(Clone, Debug, serde::Serialize)]
+#[serde(untagged)]
+pub(crate) enum Recorded {
+    At { index: u64, leaf: String },
+    Not { reason: String },
+}
+
+/// Gives the result to the gateway's log, as the first tenant.
+pub(crate) async fn record(address: &Address, keys: &Keys, result: String) -> Result<Recorded> {
+    let request = Request { method: "POST", path: "/v1/isolation/audits", key: Some(&keys.victim), body: Some(result) };
+    let response = send(address, request).await?;
+    if response.status != 201 {
+        return Ok(Recorded::Not { reason: refusal(response).await });
+    }
+    let entry: Value = serde_json::from_slice(&response.body().await?).context("the record is not JSON")?;
+    let index = entry.get("index").and_then(Value::as_u64).context("the record has no index")?;
+    let leaf = entry.get("leaf").and_then(Value::as_str).context("the record has no leaf hash")?;
+    Ok(Recorded::At { index, leaf: shown(leaf) })
+}
+
+/// The message of an OpenAI-shaped error.
+async fn refusal(response: Response) -> String {
+    let status = response.status;
+    let body = response.body().await.unwrap_or_default();
+    let error: Value = serde_json::from_slice(&body).unwrap_or_default();
+    match error.pointer("/error/message").and_then(Value::as_str) {
+        Some(message) => format!("{status}: {}", shown(message)),
+        None => format!("the gateway answered {status}"),
+    }
+}
+
+/// Text from elsewhere, short and without what would steer the terminal.
+fn shown(text: &str) -> String {
+    text.chars().take(MESSAGE_CHARS_MAX).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests;
