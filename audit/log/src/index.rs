@@ -49,7 +49,12 @@ impl Index {
                     record.trace = trace;
                 }
             }
-            Body::Genesis { .. } | Body::Incident(_) | Body::Fault(_) | Body::Recovered { .. } | Body::Heartbeat => {}
+            Body::Genesis { .. }
+            | Body::Incident(_)
+            | Body::Fault(_)
+            | Body::Audit(_)
+            | Body::Recovered { .. }
+            | Body::Heartbeat => {}
         }
     }
 

@@ -23,11 +23,13 @@ mod slot;
 mod storage;
 mod trace_file;
 
-pub use audit_provenance::{EngineFaultClass, Handover, Leg, Released, ReleasedSteps, SealReason, Violation};
+pub use audit_provenance::{
+    AuditVerdict, EngineFaultClass, Handover, IsolationAudit, Leg, Released, ReleasedSteps, SealReason, Violation,
+};
 pub use clock::{Clock, SystemClock};
 pub use config::{AuditConfig, OPEN_REQUESTS_MAX, QUEUE_MAX};
 pub use fault::{LogFault, OpenLogError};
-pub use log::{AppendError, AuditLog, IncidentId, LogHealth, RequestFacts};
+pub use log::{AppendError, AuditLog, IncidentId, LogHealth, Recorded, RequestFacts};
 pub use open_entry::{OpenEntry, Outcome, Sealed};
 pub use receipt::ReceiptError;
 pub use storage::{FolderStorage, Storage, StoredFile};

@@ -4,13 +4,15 @@ use crate::clock::{Clock, SystemClock};
 use crate::config::{AuditConfig, OPEN_REQUESTS_MAX};
 use crate::fault::{LogFault, OpenLogError};
 use crate::index::{Index, note_batch};
-use crate::keys::{Keys, epoch};
+use crate::keys::{Keys, epoch, random};
 use crate::open_entry::OpenEntry;
 use crate::publish::{Published, Publisher};
 use crate::queue::{Queue, Queued, Reply, Taken, failed};
 use crate::sequence::{BATCH_MAX, Commit, Draft, Sequencer};
 use crate::storage::{FolderStorage, Storage};
-use audit_provenance::{Body, Commitment, Field, Handover, Opened, Openings, TenantRef, determining_digest};
+use audit_provenance::{
+    Body, Commitment, Field, Handover, IsolationAudit, Opened, Openings, TenantRef, determining_digest,
+};
 use policies_domain::{Digest, Permit, Principal, RequestId, TenantId};
 use sha2::{Digest as _, Sha256};
 use std::collections::HashMap;
@@ -45,6 +47,15 @@ impl std::fmt::Debug for RequestFacts<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "RequestFacts({} bytes)", self.body.len())
     }
+}
+
+/// A recorded audit's place in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recorded {
+    /// Index of its entry.
+    pub index: u64,
+    /// Leaf hash of its entry.
+    pub leaf_hash: Digest,
 }
 
 /// An incident's id.
@@ -278,6 +289,25 @@ impl AuditLog {
         shared.queue.push_new(Queued { draft, reply: Reply::Opened(entry, reply) })?;
         let entry = answer.await.map_err(|_| AppendError::Closed)??;
         Ok(*entry)
+    }
+
+    /// Records what a principal says of the isolation between tenants, in the chain of its tenant. Durable when it returns.
+    /// Who may say so is the caller's to decide.
+    ///
+    /// # Errors
+    /// [`AppendError`].
+    ///
+    /// # Cancel safety
+    /// Once polled, the entry is written even if the future is dropped.
+    pub async fn record_audit(&self, principal: &Principal, audit: IsolationAudit) -> Result<Recorded, AppendError> {
+        let shared = &self.shared;
+        let tenant = shared.keys.tenant_ref(principal.name());
+        let uuid = *random().map_err(|_| failed("no random bytes"))?;
+        let draft = Draft { uuid, tenant: Some(tenant), body: Body::Audit(audit), trace: None };
+        let (reply, placed) = oneshot::channel();
+        shared.queue.push_new(Queued { draft, reply: Reply::Sealed(reply) })?;
+        let placed = placed.await.map_err(|_| AppendError::Closed)??;
+        Ok(Recorded { index: placed.index, leaf_hash: Digest(placed.leaf.0) })
     }
 
     /// A tenant's first request of an epoch makes a key file, which blocks: that goes to another thread.

@@ -5,7 +5,8 @@
 mod story;
 
 use audit_log::{
-    AppendError, AuditLog, EngineFaultClass, LogFault, OpenLogError, Outcome, ReceiptError, SealReason, Storage as _,
+    AppendError, AuditLog, AuditVerdict, EngineFaultClass, IsolationAudit, LogFault, OpenLogError, Outcome,
+    ReceiptError, SealReason, Storage as _,
 };
 use audit_provenance::Body;
 use policies_domain::RequestId;
@@ -254,4 +255,33 @@ async fn refusing_without_a_violation_is_an_error_and_seals() {
     assert_eq!(entry.refuse().await.unwrap_err(), AppendError::NoViolation);
     log.shutdown();
     check_told(&log, &[Told { who: acme, request: 1, sealed: None }]);
+}
+
+#[tokio::test]
+async fn what_a_probe_says_is_an_entry_of_its_tenant_between_its_requests() {
+    let disk = MemoryDisk::default();
+    let log = open(&disk, START_US).unwrap();
+    let acme = principal(1, "acme");
+    let entry = log.open_request(&permit(&acme, 1), facts()).await.unwrap();
+    let audit = IsolationAudit {
+        verdict: AuditVerdict::Inconclusive,
+        result: Digest([7; 32]),
+        arms: 6,
+        power: 9_000,
+        strongest: 12,
+    };
+    let recorded = log.record_audit(&acme, audit.clone()).await.unwrap();
+    let sealed = entry.seal(outcome()).await.unwrap();
+    assert!(recorded.index < sealed.index);
+    log.shutdown();
+    let refused = log.record_audit(&acme, audit.clone()).await.unwrap_err();
+    assert_eq!(refused, AppendError::Closed);
+    let entries = entries(&disk);
+    let written = &entries[usize::try_from(recorded.index).unwrap()];
+    assert_eq!(written.body, Body::Audit(audit));
+    let [opened, ended] = [1, 3].map(|index: usize| entries[index].head.tenant.unwrap());
+    let link = written.head.tenant.unwrap();
+    assert_eq!((link.tenant, link.number), (opened.tenant, 1));
+    assert_eq!((ended.tenant, ended.number, ended.previous), (link.tenant, 2, recorded.leaf_hash));
+    check_told(&log, &[Told { who: acme, request: 1, sealed: Some(sealed.index) }]);
 }

@@ -3,6 +3,7 @@
 use crate::cbor::{DecodeError, Reader, Writer};
 use crate::fault::{EngineFault, Incident};
 use crate::gate::PageCounts;
+use crate::isolation_audit::IsolationAudit;
 use policies_domain::{Digest, RequestId};
 use sha2::{Digest as _, Sha256};
 
@@ -16,7 +17,7 @@ const TEXT_BYTES_MAX: usize = 512;
 /// The format that an entry is written in. Both are read; only [`EntryVersion::CURRENT`] is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EntryVersion {
-    /// Without the model's fingerprint and without [`Body::Fault`].
+    /// Without the model's fingerprint and without [`Body::Fault`] and [`Body::Audit`].
     V1 = 1,
     /// As `entry.cddl` has it.
     V2 = 2,
@@ -40,7 +41,7 @@ impl EntryVersion {
     }
 
     /// Whether a log in this version may have begun under that text: today's, or an earlier one with fewer classes of
-    /// incidents, whose entries are entries of today's.
+    /// incidents or without audits, whose entries are entries of today's.
     #[must_use]
     pub fn knows_schema(self, digest: Digest) -> bool {
         digest == self.schema_digest()
@@ -55,8 +56,9 @@ const SCHEMA_V1: [u8; 32] = [
 ];
 
 /// SHA-256 of the earlier texts of version 2: with six classes of incidents (07f0b331...), seven (a74d6dce...) and eight
-/// (dbc0c2ff...), with how pages were handed over (85abd94d...), and with twelve classes (58c455f5...).
-const SCHEMAS_V2: [[u8; 32]; 5] = [
+/// (dbc0c2ff...), with how pages were handed over (85abd94d...), with twelve classes (58c455f5...), and the last one without
+/// audits (7ebca315...).
+const SCHEMAS_V2: [[u8; 32]; 6] = [
     [
         0x07, 0xf0, 0xb3, 0x31, 0xcc, 0x36, 0xad, 0xc8, 0x52, 0xc1, 0x24, 0xf0, 0xaa, 0xea, 0x52, 0x1d, 0xd3, 0xbe,
         0x89, 0xbd, 0x11, 0x97, 0x57, 0x0a, 0x0e, 0xbf, 0x24, 0xb4, 0xfb, 0xd6, 0xad, 0xd5,
@@ -76,6 +78,10 @@ const SCHEMAS_V2: [[u8; 32]; 5] = [
     [
         0x58, 0xc4, 0x55, 0xf5, 0xc3, 0xc5, 0xd1, 0xd6, 0xc1, 0x5d, 0x6c, 0xc6, 0x79, 0xf1, 0xb9, 0x02, 0xd9, 0x3f,
         0xff, 0x49, 0x01, 0x2a, 0x9c, 0x9d, 0x30, 0x6c, 0x02, 0x1a, 0x36, 0xa4, 0x35, 0x37,
+    ],
+    [
+        0x7e, 0xbc, 0xa3, 0x15, 0x4b, 0xe8, 0xc7, 0x11, 0xb9, 0x49, 0xa1, 0x15, 0xaf, 0xa8, 0x7e, 0x60, 0x29, 0x90,
+        0x83, 0x07, 0x07, 0xb5, 0x6f, 0x98, 0xf5, 0x60, 0x72, 0x57, 0x9a, 0xc8, 0xc2, 0x79,
     ],
 ];
 
@@ -143,6 +149,8 @@ pub enum Body {
     Incident(Incident),
     /// The engine failed a request without an isolation fault.
     Fault(EngineFault),
+    /// What a probe says of the isolation between tenants.
+    Audit(IsolationAudit),
     /// What a start had to discard.
     Recovered {
         /// Whole entries that were never acknowledged.
@@ -322,6 +330,7 @@ impl Body {
             Self::Sealed(_) => 2,
             Self::Incident(_) => 5,
             Self::Fault(_) => 6,
+            Self::Audit(_) => 7,
             Self::Recovered { .. } => 8,
             Self::Heartbeat => 11,
         }
@@ -336,6 +345,7 @@ impl Body {
             Self::Sealed(_) => "sealed",
             Self::Incident(_) => "incident",
             Self::Fault(_) => "fault",
+            Self::Audit(_) => "audit",
             Self::Recovered { .. } => "recovered",
             Self::Heartbeat => "heartbeat",
         }
@@ -347,7 +357,7 @@ impl Body {
             Self::Opened(opened) => 9 + u64::from(opened.fingerprint.is_some()),
             Self::Sealed(_) => 18,
             Self::Incident(_) => 16,
-            Self::Fault(_) => 6,
+            Self::Fault(_) | Self::Audit(_) => 6,
             Self::Recovered { .. } => 3,
             Self::Heartbeat => 0,
         }
@@ -384,6 +394,7 @@ impl Body {
             }
             Self::Incident(incident) => incident.encode(writer),
             Self::Fault(fault) => fault.encode(writer),
+            Self::Audit(audit) => audit.encode(writer),
             Self::Recovered { entries_discarded, bytes_discarded } => {
                 writer.uint(0).uint(*entries_discarded).uint(*bytes_discarded);
             }
@@ -403,6 +414,7 @@ impl Body {
             2 => Self::Sealed(decode_sealed(reader)?),
             5 => Self::Incident(Incident::decode(reader)?),
             6 if version >= EntryVersion::V2 => Self::Fault(EngineFault::decode(reader)?),
+            7 if version >= EntryVersion::V2 => Self::Audit(IsolationAudit::decode(reader)?),
             8 => {
                 exactly(reader, 0, "code")?;
                 Self::Recovered { entries_discarded: reader.uint()?, bytes_discarded: reader.uint()? }

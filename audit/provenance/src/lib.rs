@@ -10,6 +10,7 @@ mod disclosure;
 mod entry;
 mod fault;
 mod gate;
+mod isolation_audit;
 mod released;
 mod trace;
 
@@ -22,5 +23,6 @@ pub use entry::{
 };
 pub use fault::{EngineFault, EngineFaultClass, Incident, IncidentClass};
 pub use gate::{Gate, Leg, PageCounts, Violation};
+pub use isolation_audit::{AuditVerdict, IsolationAudit};
 pub use released::{Released, ReleasedSteps};
 pub use trace::{ChunkRun, ChunkRuns, PageClass, PageRecord, PageRun, TRACE_RUNS_MAX, Trace};

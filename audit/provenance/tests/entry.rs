@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use audit_provenance::{
-    Body, ChunkChain, ChunkRun, ChunkRuns, Commitment, Coverage, DecodeError, Disclosure, ENTRY_BYTES_MAX, EngineFault,
-    EngineFaultClass, Entry, EntryVersion, Field, Handover, Head, Incident, IncidentClass, Opened, Openings,
-    PageCounts, SCHEMA, SealReason, Sealing, TenantLink, Trace,
+    AuditVerdict, Body, ChunkChain, ChunkRun, ChunkRuns, Commitment, Coverage, DecodeError, Disclosure,
+    ENTRY_BYTES_MAX, EngineFault, EngineFaultClass, Entry, EntryVersion, Field, Handover, Head, Incident,
+    IncidentClass, IsolationAudit, Opened, Openings, PageCounts, SCHEMA, SealReason, Sealing, TenantLink, Trace,
 };
 use policies_domain::{Digest, RequestId};
 use proptest::prelude::*;
@@ -89,6 +89,13 @@ fn entries() -> Vec<Entry> {
         opened_index: 23,
         opened_leaf: Digest([10; 32]),
     };
+    let audit = IsolationAudit {
+        verdict: AuditVerdict::ChannelFound,
+        result: Digest([18; 32]),
+        arms: 7,
+        power: 12_345,
+        strongest: IsolationAudit::STRENGTH_MAX,
+    };
     let genesis = Body::Genesis {
         origin: "bulkhead.example/isolation/2026h2".into(),
         schema: Some(Digest([16; 32])),
@@ -104,6 +111,7 @@ fn entries() -> Vec<Entry> {
         Entry { head: head(true), body: Body::Incident(late) },
         Entry { head: head(true), body: Body::Fault(fault(EngineFaultClass::NotANumber)) },
         Entry { head: head(true), body: Body::Fault(fault(EngineFaultClass::Internal)) },
+        Entry { head: head(true), body: Body::Audit(audit) },
         Entry { head: head(false), body: Body::Recovered { entries_discarded: 3, bytes_discarded: 1_234 } },
         Entry { head: head(false), body: Body::Heartbeat },
     ]
@@ -156,6 +164,7 @@ fn entries_of_version_1_are_read_as_they_were() {
         let older = Entry { head, body: entry.body.clone() };
         match entry.body {
             Body::Fault(_) => assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind: 6 })),
+            Body::Audit(_) => assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind: 7 })),
             Body::Opened(_) => assert!(Entry::decode(&older.encode()).is_err(), "a fingerprint in version 1"),
             _ => assert_eq!(Entry::decode(&older.encode()), Ok(older)),
         }
@@ -174,6 +183,7 @@ fn each_version_has_the_schema_that_it_always_had() {
         "dbc0c2ff4f481b40409011282e856f5b327e89748dc3f0f6d8f055f4d5594cbc",
         "85abd94d97e9d01dc18a0e5de117c9f590910df66eccad3c861da443377880a0",
         "58c455f5c3c5d1d6c15d6cc679f1b902d93fff49012a9c9d306c021a36a43537",
+        "7ebca3154be8c711b949a115afa87e602990830707b56f98f56072579ac8c279",
     ] {
         let digest = Digest(std::array::from_fn(|at| u8::from_str_radix(&earlier[2 * at..2 * at + 2], 16).unwrap()));
         assert_eq!(digest.to_string(), earlier);
@@ -341,4 +351,11 @@ fn the_published_format_is_the_one_in_force() {
     let page = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/log-format.md");
     let page = std::fs::read_to_string(page).unwrap();
     assert!(page.contains(SCHEMA), "docs/log-format.md does not hold entry.cddl as it is");
+}
+
+#[test]
+fn strengths_of_probabilities_are_bounded_and_never_round_to_more() {
+    let strength = IsolationAudit::strength;
+    assert_eq!([strength(1.0), strength(0.01), strength(1e-8), strength(0.0099)], [0, 2_000, 8_000, 2_004]);
+    assert_eq!([strength(0.0), strength(f64::NAN), strength(2.0), strength(-1.0)], [1_000_000, 0, 0, 0]);
 }

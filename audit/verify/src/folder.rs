@@ -20,6 +20,8 @@ pub struct LogReport {
     pub kinds: BTreeMap<&'static str, u64>,
     /// Sealed entries by reason.
     pub reasons: BTreeMap<&'static str, u64>,
+    /// What probes said of the isolation between tenants, by verdict.
+    pub audits: BTreeMap<&'static str, u64>,
     /// Tenants with entries.
     pub tenants: u64,
     /// Requests without a sealed entry: in flight when the checkpoint was made.
@@ -98,7 +100,7 @@ pub enum LogRefusal {
         /// The tenant.
         tenant: TenantRef,
     },
-    /// An opened, sealed or incident entry has no tenant.
+    /// An entry of a kind that belongs to a tenant has none.
     #[error("entry {index} has no tenant")]
     NoTenant {
         /// Its index.
@@ -233,6 +235,7 @@ impl<'a> Story<'a> {
             checkpoint,
             kinds: BTreeMap::new(),
             reasons: BTreeMap::new(),
+            audits: BTreeMap::new(),
             tenants: 0,
             unsealed: 0,
             pages: [0; 3],
@@ -306,6 +309,10 @@ impl<'a> Story<'a> {
                 *self.report.reasons.entry(sealed.reason.as_str()).or_default() += 1;
                 let counts = [sealed.pages.own, sealed.pages.public, foreign];
                 self.report.pages.iter_mut().zip(counts).for_each(|(sum, count)| *sum = sum.saturating_add(count));
+            }
+            Body::Audit(audit) => {
+                tenant?;
+                *self.report.audits.entry(audit.verdict.as_str()).or_default() += 1;
             }
             Body::Recovered { .. } | Body::Heartbeat => {}
         }

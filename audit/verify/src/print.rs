@@ -177,6 +177,9 @@ pub(crate) fn log(report: &LogReport, key: &GivenKey) -> String {
     lines.line("time", format_args!("{} first, {} last", utc(report.wall_us.0), utc(report.wall_us.1)));
     lines.line("tenants", format_args!("{}, each with a dense chain", report.tenants));
     lines.line("responses", format_args!("{}; {} not sealed", counts(&report.reasons), report.unsealed));
+    if !report.audits.is_empty() {
+        lines.line("audits", format_args!("{}, as the tenants say that made them", counts(&report.audits)));
+    }
     let [own, public, foreign] = report.pages;
     lines.line("pages", format_args!("{own} own, {public} public, {foreign} foreign"));
     lines.line("checked", "signature, tiles, root, entries, tenants, pairing, incidents, faults, pages");
@@ -195,6 +198,7 @@ pub(crate) fn log_json(report: &LogReport, key: &GivenKey) -> String {
         "entries": report.kinds,
         "responses": report.reasons,
         "unsealed": report.unsealed,
+        "audits": report.audits,
         "tenants": report.tenants,
         "pages": {"own": own, "public": public, "foreign": foreign},
         "first_us": report.wall_us.0,

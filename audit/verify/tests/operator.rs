@@ -5,7 +5,8 @@
 mod forged;
 
 use audit_provenance::{
-    Body, EngineFault, EngineFaultClass, EntryVersion, Opened, PageCounts, SealReason, Sealing, TenantLink, Trace,
+    AuditVerdict, Body, EngineFault, EngineFaultClass, EntryVersion, IsolationAudit, Opened, PageCounts, SealReason,
+    Sealing, TenantLink, Trace,
 };
 use audit_tlog::TlogProof;
 use audit_verify::{Evidence, LogReport, check_log, check_receipt};
@@ -161,6 +162,22 @@ fn fault(request: u8, opened: (u64, Digest)) -> Body {
         opened_index: opened.0,
         opened_leaf: opened.1,
     })
+}
+
+#[test]
+fn what_probes_said_is_counted_and_has_a_tenant() {
+    let audit =
+        |verdict| Body::Audit(IsolationAudit { verdict, result: Digest([3; 32]), arms: 6, power: 9_000, strongest: 0 });
+    let mut forge = Forge::new();
+    forge.answer(ACME, 1);
+    forge.add(Some(ACME), audit(AuditVerdict::Isolated));
+    forge.add(Some(ACME), audit(AuditVerdict::Void));
+    forge.answer(ACME, 2);
+    let report = check(&forge).unwrap();
+    assert_eq!(report.audits.into_iter().collect::<Vec<_>>(), [("isolated", 1), ("void", 1)]);
+    let mut nobodys = Forge::new();
+    nobodys.add(None, audit(AuditVerdict::Isolated));
+    refused(&nobodys, "tenants", "entry 1");
 }
 
 #[test]
