@@ -9,7 +9,7 @@ use audit_log::{
     ReceiptError, SealReason, Storage as _,
 };
 use audit_provenance::Body;
-use policies_domain::RequestId;
+use policies_domain::{Digest, RequestId};
 use std::sync::Arc;
 use story::memory::{Kind, MemoryDisk, TestClock};
 use story::{

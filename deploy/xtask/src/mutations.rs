@@ -1,6 +1,7 @@
 //! Shows that the tests of the safety checks can fail: each check is switched off in a copy of the tree, and a named
 //! test must go red. A mutation whose tests stay green is a hole in the tests.
 
+mod audits;
 mod bounds;
 mod custody;
 mod delivery;
@@ -42,6 +43,7 @@ struct Mutation {
 /// Every safety check of the product. A new check comes with its line here or in one of the lists beside this file.
 fn all() -> impl Iterator<Item = &'static Mutation> {
     const OTHERS: &[&[Mutation]] = &[
+        audits::AUDITS,
         bounds::BOUNDS,
         custody::CUSTODY,
         delivery::DELIVERY,

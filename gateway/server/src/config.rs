@@ -11,7 +11,7 @@ use engine_link::{Address, Role};
 use engine_runtime::{EngineConfig, KvKind, Overpromised, Split, Tenancy};
 use gateway_auth::{KeyHash, KeyRing, TenantKey};
 use policies_domain::{Label, ModelName, TenantName};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -52,6 +52,8 @@ pub struct Config {
     pub limits: Limits,
     /// Who may read `/metrics`, which shows the tenants' names and how much they use.
     pub metrics: MetricsReaders,
+    /// Tenants that may write audits of the isolation to the log.
+    pub probes: BTreeSet<TenantName>,
 }
 
 /// A part of the engine that is a process of its own, perhaps on another machine.
@@ -227,6 +229,7 @@ impl Config {
             worker: None,
             limits: Limits::default(),
             metrics: MetricsReaders::Loopback,
+            probes: BTreeSet::new(),
         }
     }
 
@@ -312,6 +315,7 @@ impl Config {
         });
         settings.inside("limits", |limits| read_limits(limits, &mut config.limits));
         config.tenants = read_tenants(&mut settings);
+        settings.inside("audit", |audit| config.probes = read_probes(audit, &config.tenants));
         settings.inside("scheduler", |scheduler| config.agreements = agreement::read_all(scheduler, &config.tenants));
         if let Err(error) = config.tenancy() {
             settings.mistake("scheduler.tenants", format!("cannot be kept: {error}"));
@@ -377,6 +381,17 @@ fn read_limits(settings: &mut Settings<'_>, limits: &mut Limits) {
     let mut rate = usize::try_from(limits.connection.send_bytes_per_second_min).unwrap_or(usize::MAX);
     settings.count("send_bytes_per_second_min", 1..=1 << 30, &mut rate);
     limits.connection.send_bytes_per_second_min = rate as u64;
+}
+
+/// A probe that no key stands for would be a mistake in its name.
+fn read_probes(settings: &mut Settings<'_>, tenants: &[TenantKey]) -> BTreeSet<TenantName> {
+    let mut probes = BTreeSet::new();
+    settings.set("probes", "a list of names of tenants that have a key", &mut probes, |value| {
+        let known = |name: &TenantName| tenants.iter().any(|key| key.tenant == *name);
+        let name = |value: &Value| TenantName::parse(value.as_str()?).ok().filter(known);
+        value.as_array()?.iter().map(name).collect()
+    });
+    probes
 }
 
 fn read_tenants(settings: &mut Settings<'_>) -> Vec<TenantKey> {

@@ -1,5 +1,6 @@
 //! A running gateway: what its requests share, its start and its end.
 
+use crate::audits::Audits;
 use crate::bounded_file;
 use crate::config::{Config, Limits, MetricsReaders, StreamShape};
 use crate::exchange::Entrance;
@@ -31,6 +32,7 @@ pub(crate) struct Services {
     pub(crate) authz: Authz,
     pub(crate) engine: Engine,
     pub(crate) audit: AuditLog,
+    pub(crate) audits: Audits,
     pub(crate) metrics: Metrics,
     pub(crate) metrics_readers: MetricsReaders,
     pub(crate) limits: Limits,
@@ -272,6 +274,7 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         system_fingerprint: format!("fp_{}", &model_fingerprint.to_string()[..16]).into(),
         engine,
         audit,
+        audits: Audits::new(config.probes),
         metrics,
         metrics_readers: config.metrics,
         limits: config.limits,

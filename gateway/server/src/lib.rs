@@ -5,6 +5,7 @@
 //! other. What it refuses to do: send text that did not pass the provenance gate, or answer without a durable entry.
 #![forbid(unsafe_code)]
 
+mod audits;
 mod bounded_file;
 mod chat_renderer;
 mod config;

@@ -56,6 +56,10 @@ pub(crate) enum RequestError {
     Append(#[from] AppendError),
     #[error(transparent)]
     Receipt(#[from] ReceiptError),
+    #[error("the operator named this tenant as no probe (`[audit] probes`), so it records no audits")]
+    NoProbe,
+    #[error("this tenant recorded an audit a moment ago")]
+    AuditTooSoon { retry_after_ms: u64 },
     /// A defect of ours: a task that ended without its result, a step out of place.
     #[error("the gateway failed")]
     Internal,
@@ -233,6 +237,12 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         }
         RequestError::Receipt(ReceiptError::Damaged { .. }) => {
             Refusal::internal(500, "receipt_damaged", "The stored log does not verify.".to_owned())
+        }
+        RequestError::NoProbe => {
+            Refusal { kind: "permission_error", ..Refusal::caller(403, "no_probe", message) }.closing()
+        }
+        RequestError::AuditTooSoon { retry_after_ms } => {
+            Refusal::overload(429, "audit_too_soon", message, *retry_after_ms).closing()
         }
         RequestError::Internal | RequestError::Append(AppendError::NoViolation) => {
             Refusal::internal(500, "internal_error", message)

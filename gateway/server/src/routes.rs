@@ -1,5 +1,6 @@
 //! Which path answers what, and the routes that need no engine.
 
+use crate::audits::{self, RESULT_BYTES_MAX};
 use crate::config::MetricsReaders;
 use crate::exchange::{Answer, Exchange, Site};
 use crate::gateway::Services;
@@ -27,6 +28,7 @@ enum Route {
     Metrics,
     Receipt(String),
     VerifierKey,
+    Audits,
 }
 
 impl Route {
@@ -36,6 +38,7 @@ impl Route {
             "/v1/completions" => Some(Self::Generate(Api::Text)),
             "/v1/models" => Some(Self::Models),
             "/v1/isolation/key" => Some(Self::VerifierKey),
+            "/v1/isolation/audits" => Some(Self::Audits),
             "/healthz" => Some(Self::Health),
             "/readyz" => Some(Self::Ready),
             "/metrics" => Some(Self::Metrics),
@@ -49,7 +52,7 @@ impl Route {
 
     fn allow(&self) -> &'static str {
         match self {
-            Self::Generate(_) => "POST",
+            Self::Generate(_) | Self::Audits => "POST",
             Self::Models
             | Self::Model(_)
             | Self::Health
@@ -72,6 +75,7 @@ impl Route {
             Self::Metrics => "metrics",
             Self::Receipt(_) => "receipt",
             Self::VerifierKey => "verifier_key",
+            Self::Audits => "audits",
         }
     }
 }
@@ -113,6 +117,7 @@ async fn follow(http: &mut Exchange, route: Route, on: &Arc<Services>) -> Result
         Route::Metrics => metrics(http, on)?,
         Route::Receipt(id) => receipt(authenticate(http, on)?, &id, on).await?,
         Route::VerifierKey => Answer::new(200, TEXT, on.audit.verifier_key()),
+        Route::Audits => record_audit(http, on).await?,
     };
     Ok(http.answer(answer).await?)
 }
@@ -188,6 +193,18 @@ async fn receipt(principal: Principal, id: &str, on: &Arc<Services>) -> Result<A
     let read = tokio::task::spawn_blocking(move || audit.receipt(&principal, request));
     let receipt = read.await.map_err(|_| RequestError::Internal)??;
     Ok(Answer::new(200, TEXT, receipt))
+}
+
+/// Writes what a probe says of the isolation to the log.
+async fn record_audit(http: &mut Exchange, on: &Services) -> Result<Answer, RequestError> {
+    let principal = authenticate(http, on)?;
+    on.audits.admit(&principal, http.accepted())?;
+    let audit = audits::parse(&http.body(RESULT_BYTES_MAX).await?)?;
+    let verdict = audit.verdict.as_str();
+    let recorded = on.audit.record_audit(&principal, audit).await?;
+    let (index, leaf) = (recorded.index, recorded.leaf_hash.to_string());
+    tracing::info!(tenant = %principal.tenant(), verdict, index, "an audit of the isolation was recorded");
+    Ok(Answer::new(201, JSON, json!({"index": index, "leaf": leaf}).to_string()))
 }
 
 #[cfg(test)]

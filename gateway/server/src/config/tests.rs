@@ -14,6 +14,23 @@ fn mistakes(text: &str) -> Vec<String> {
 }
 
 #[test]
+fn probes_are_tenants_with_a_key() {
+    let config = |audit: &str| {
+        format!(
+            "data_dir = \"d\"\nmodel = \"m\"\n[[tenants]]\nname = \"acme\"\nkey_hash = \"{HASH}\"\n[audit]\n{audit}\n"
+        )
+    };
+    let read = Config::parse(&config("probes = [\"acme\"]")).unwrap();
+    assert_eq!(read.probes.iter().map(TenantName::as_str).collect::<Vec<_>>(), ["acme"]);
+    assert!(Config::parse(&config("")).unwrap().probes.is_empty());
+    for probes in ["[\"globex\"]", "[\"acme\", \"globex\"]", "\"acme\"", "[1]", "[\"Acme\"]"] {
+        let wanted = "`audit.probes` must be a list of names of tenants that have a key";
+        assert_eq!(mistakes(&config(&format!("probes = {probes}"))), [wanted], "{probes}");
+    }
+    assert_eq!(mistakes(&config("probe = []")), ["`audit.probe` is not a setting"]);
+}
+
+#[test]
 fn a_full_configuration_is_read() {
     let text = format!(
         "listen = \"0.0.0.0:0\"\ndata_dir = \"data\"\nmodel = \"m.gguf\"\nweights_cache = \"off\"\nserved_name = \"small\"\nrules = \"r.toml\"\n\

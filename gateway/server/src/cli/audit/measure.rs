@@ -23,6 +23,8 @@ pub(crate) struct Answered {
     pub(crate) prompt_tokens: u64,
     /// Tokens of the prompt that the gateway says it did not compute.
     pub(crate) cached_tokens: u64,
+    /// The gateway stopped the answer for an isolation fault. Nobody's text was seen, and that somebody sent the same was.
+    pub(crate) stopped: bool,
 }
 
 /// What the stream of one answer looks like from outside, on average over its events.
@@ -90,7 +92,8 @@ pub(crate) struct Pairs {
     pub(crate) tokens: usize,
     pub(crate) warm_us: Vec<f64>,
     pub(crate) cold_us: Vec<f64>,
-    /// Pairs in which the gateway said that it had the prefix of the one, and not that of the other.
+    /// Pairs in which the gateway said, by its counts or by stopping the answer, that it had the prefix of the one, and not
+    /// that of the other.
     pub(crate) only_warm_hits: usize,
     pub(crate) only_cold_hits: usize,
 }
@@ -219,7 +222,7 @@ async fn compare(
 
 /// A template's beginning or a public prefix may be there of every prompt; half of the prefix is no accident.
 fn is_hit(answered: Answered, tokens: usize) -> bool {
-    answered.cached_tokens >= tokens as u64 / 2
+    answered.stopped || answered.cached_tokens >= tokens as u64 / 2
 }
 
 /// The position test of PROMPTPEEK (Wu and others, NDSS 2025): while a request of the victim waits, the attacker sends

@@ -16,6 +16,8 @@ const ATTEMPTS_MAX: usize = 60;
 const WAIT_MAX: Duration = Duration::from_secs(5);
 /// Tokens of an answer whose stream is looked at.
 const STREAM_TOKENS: u32 = 64;
+/// The code with which a gateway stops an answer for an isolation fault.
+const STOPPED: &str = "isolation_fault";
 /// Longest message of a gateway that is repeated, characters.
 const MESSAGE_CHARS_MAX: usize = 300;
 
@@ -63,8 +65,9 @@ impl HttpGateway {
         .to_string()
     }
 
-    /// Sends until it is not refused for overload. Gives back when the last attempt began.
-    async fn post(&self, party: Party, body: String) -> Result<(Instant, Response)> {
+    /// Sends until it is not refused for overload. Gives back when the last attempt began; no response when an isolation fault
+    /// stopped it.
+    async fn post(&self, party: Party, body: String) -> Result<(Instant, Option<Response>)> {
         for _ in 0..ATTEMPTS_MAX {
             let request = Request {
                 method: "POST",
@@ -75,16 +78,24 @@ impl HttpGateway {
             let begun = Instant::now();
             let response = send(&self.address, request).await?;
             match response.status {
-                200 => return Ok((begun, response)),
+                200 => return Ok((begun, Some(response))),
                 429 | 503 => tokio::time::sleep(wait(&response)).await,
-                _ => bail!(refusal(response).await),
+                _ => match refusal(response).await {
+                    Refusal { code, .. } if code == STOPPED => return Ok((begun, None)),
+                    refusal => bail!(refusal.message),
+                },
             }
         }
         bail!("the gateway is overloaded: a request was refused {ATTEMPTS_MAX} times")
     }
 
     async fn answer(&self, party: Party, prompt: &str) -> Result<(Instant, Instant, Answered)> {
-        let (begun, mut response) = self.post(party, self.body(prompt, 1)).await?;
+        let (begun, response) = self.post(party, self.body(prompt, 1)).await?;
+        let Some(mut response) = response else {
+            let now = Instant::now();
+            let first_us = microseconds(begun, now);
+            return Ok((begun, now, Answered { first_us, prompt_tokens: 0, cached_tokens: 0, stopped: true }));
+        };
         let mut first = None;
         let mut usage = (0, 0);
         while let Some(event) = response.event().await? {
@@ -100,11 +111,13 @@ impl HttpGateway {
         }
         let first = first.context(RequestError::Protocol("the stream ended before its first event"))?;
         let (prompt_tokens, cached_tokens) = usage;
-        Ok((begun, first, Answered { first_us: microseconds(begun, first), prompt_tokens, cached_tokens }))
+        let first_us = microseconds(begun, first);
+        Ok((begun, first, Answered { first_us, prompt_tokens, cached_tokens, stopped: false }))
     }
 
     async fn shape(&self, party: Party, prompt: &str) -> Result<Shape> {
-        let (_, mut response) = self.post(party, self.body(prompt, STREAM_TOKENS)).await?;
+        let (_, response) = self.post(party, self.body(prompt, STREAM_TOKENS)).await?;
+        let mut response = response.context("an isolation fault stopped a stream")?;
         let mut events: Vec<(Instant, u64)> = Vec::new();
         while let Some(event) = response.event().await? {
             let at = (Instant::now(), response.events_bytes());
@@ -177,7 +190,7 @@ async fn first_model(address: &Address, key: &str) -> Result<(String, Option<Str
     let request = Request { method: "GET", path: "/v1/models", key: Some(key), body: None };
     let response = send(address, request).await?;
     if response.status != 200 {
-        bail!(refusal(response).await);
+        bail!(refusal(response).await.message);
     }
     let list: Value = serde_json::from_slice(&response.body().await?).context("the list of models is not JSON")?;
     let text = |path: &str| list.pointer(path).and_then(Value::as_str).map(str::to_owned);
@@ -197,7 +210,7 @@ pub(crate) async fn record(address: &Address, keys: &Keys, result: String) -> Re
     let request = Request { method: "POST", path: "/v1/isolation/audits", key: Some(&keys.victim), body: Some(result) };
     let response = send(address, request).await?;
     if response.status != 201 {
-        return Ok(Recorded::Not { reason: refusal(response).await });
+        return Ok(Recorded::Not { reason: refusal(response).await.message });
     }
     let entry: Value = serde_json::from_slice(&response.body().await?).context("the record is not JSON")?;
     let index = entry.get("index").and_then(Value::as_u64).context("the record has no index")?;
@@ -205,15 +218,22 @@ pub(crate) async fn record(address: &Address, keys: &Keys, result: String) -> Re
     Ok(Recorded::At { index, leaf: shown(leaf) })
 }
 
-/// The message of an OpenAI-shaped error.
-async fn refusal(response: Response) -> String {
+/// What an OpenAI-shaped error says.
+struct Refusal {
+    message: String,
+    code: String,
+}
+
+async fn refusal(response: Response) -> Refusal {
     let status = response.status;
     let body = response.body().await.unwrap_or_default();
     let error: Value = serde_json::from_slice(&body).unwrap_or_default();
-    match error.pointer("/error/message").and_then(Value::as_str) {
+    let text = |path: &str| error.pointer(path).and_then(Value::as_str);
+    let message = match text("/error/message") {
         Some(message) => format!("{status}: {}", shown(message)),
         None => format!("the gateway answered {status}"),
-    }
+    };
+    Refusal { message, code: shown(text("/error/code").unwrap_or_default()) }
 }
 
 /// Text from elsewhere, short and without what would steer the terminal.

@@ -218,7 +218,7 @@ fn between_tenants(pairs: &Pairs, controls: &[Pairs]) -> Judged {
     Judged { arm, claim: Claim::Band, blind }
 }
 
-/// Does the gateway itself say that it had another tenant's prefix?
+/// Does the gateway itself say that it had another tenant's prefix, by what it counts or by what it stops?
 fn reported_hits(cross: &[Pairs]) -> Judged {
     let n = cross.iter().map(|pairs| pairs.warm_us.len()).sum();
     let only_warm = cross.iter().map(|pairs| pairs.only_warm_hits).sum();

@@ -80,6 +80,8 @@ async fn what_a_gateway_refuses_ends_the_audit_in_its_words_and_never_in_the_pro
     let refused = |_: &str| whole("400 Bad Request", r#"{"error":{"message":"The prompt is too long."}}"#);
     let error = connected(refused).await.ask(Party::Victim, "secret words").await.unwrap_err();
     assert_eq!(error.to_string(), "400: The prompt is too long.");
+    let stopped = |_: &str| whole("500 Error", r#"{"error":{"message":"Stopped.","code":"isolation_fault"}}"#);
+    assert!(connected(stopped).await.ask(Party::Attacker, "secret words").await.unwrap().stopped);
     let cut = |_: &str| events(&[]);
     let error = connected(cut).await.ask(Party::Victim, "secret words").await.unwrap_err();
     assert!(error.to_string().contains("before its first event"), "{error}");

@@ -19,6 +19,8 @@ struct Planted {
     shared_time: bool,
     /// What one tenant sent is reported to the other.
     shared_report: bool,
+    /// What one tenant sent would be read by the other, and the answer is stopped.
+    stopped: bool,
     /// Among those who wait, whoever matches anybody's cache goes first.
     shared_order: bool,
     /// One tenant's prompts push out the other's.
@@ -80,8 +82,9 @@ impl Drawn {
         let reported = self.cached(if self.planted.shared_report { &everybody } else { &own }, prompt);
         let tokens = prompt.split(' ').count();
         let first_us = 900.0 + 25.0 * (tokens - saved) as f64 + self.noise_us();
+        let stopped = self.planted.stopped && self.cached(&everybody, prompt) > self.cached(&own, prompt);
         self.keep(party, prompt);
-        Answered { first_us, prompt_tokens: tokens as u64, cached_tokens: reported as u64 }
+        Answered { first_us, prompt_tokens: tokens as u64, cached_tokens: reported as u64, stopped }
     }
 }
 
@@ -169,6 +172,13 @@ async fn a_cache_that_is_shared_and_not_reported_is_found_by_its_times() {
 #[tokio::test]
 async fn a_report_of_anothers_prefix_is_a_channel_without_any_time() {
     let judgement = audit(Planted { shared_report: true, ..Planted::default() }, &small()).await;
+    assert_eq!(judgement.verdict, Verdict::ChannelFound);
+    assert_eq!(arms(&judgement, Finding::Channel), ["reported hits"]);
+}
+
+#[tokio::test]
+async fn an_answer_that_is_stopped_because_of_anothers_prefix_tells_of_it() {
+    let judgement = audit(Planted { stopped: true, ..Planted::default() }, &small()).await;
     assert_eq!(judgement.verdict, Verdict::ChannelFound);
     assert_eq!(arms(&judgement, Finding::Channel), ["reported hits"]);
 }
