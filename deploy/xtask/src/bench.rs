@@ -6,6 +6,7 @@ mod handoff;
 mod note;
 mod peers;
 mod plot;
+mod simulation;
 
 use crate::phase::execute;
 use crate::setup;
@@ -55,6 +56,8 @@ pub(crate) enum Bench {
         #[arg(long)]
         threads: Option<usize>,
     },
+    /// The scheduler's own code with thousands of tenants, under an engine that is made up
+    SchedulerSimulation,
     /// Write docs/performance.md and its plots anew from tests/results, without measuring
     Note,
 }
@@ -66,6 +69,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
         Bench::Served { repetitions } => served(root, *repetitions)?,
         Bench::Checks => checks::run(root)?,
         Bench::Handoff { repetitions, threads } => handoff::run(root, *repetitions, *threads)?,
+        Bench::SchedulerSimulation => simulation::run(root)?,
         Bench::Note => {}
     }
     note::write(root)

@@ -13,6 +13,7 @@ mod link;
 mod prefix;
 mod remote;
 mod rows;
+mod scheduler;
 mod split;
 mod templates;
 mod tenants;
@@ -55,6 +56,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         prefix::PREFIX,
         remote::REMOTE,
         rows::ROWS,
+        scheduler::SCHEDULING,
         split::SPLIT,
         templates::TEMPLATES,
         tenants::TENANTS,

@@ -49,14 +49,14 @@ pub(super) fn rows(result: &Json) -> impl Iterator<Item = &Json> {
 }
 
 /// As Linux calls it; null where it does not say.
-fn processor() -> Json {
+pub(super) fn processor() -> Json {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     name.map_or(Json::Null, |(_, name)| json!(name.trim()))
 }
 
 /// Over the last minute; null where the system does not say.
-fn load_average() -> Json {
+pub(super) fn load_average() -> Json {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = text.split(' ').next().and_then(|load| load.parse::<f64>().ok());
     load.map_or(Json::Null, |load| json!(load))

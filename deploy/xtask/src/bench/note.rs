@@ -2,7 +2,7 @@
 //! by this program or not at all.
 
 use super::plot::{Plot, Series, thousands};
-use super::{checks, handoff, result_file};
+use super::{checks, handoff, result_file, simulation};
 use anyhow::{Context, Result};
 use serde_json::Value as Json;
 use std::fmt::Write;
@@ -66,6 +66,7 @@ struct Results {
     served: Json,
     checks: Json,
     handoff: Json,
+    simulation: Json,
 }
 
 impl Results {
@@ -75,7 +76,13 @@ impl Results {
             Err(_) => Ok(Json::Null),
         };
         let (engine, served) = (read("engine.json")?, read("served.json")?);
-        Ok(Self { engine, served, checks: read("checks.json")?, handoff: read("handoff.json")? })
+        Ok(Self {
+            engine,
+            served,
+            checks: read("checks.json")?,
+            handoff: read("handoff.json")?,
+            simulation: read(simulation::FILE)?,
+        })
     }
 
     fn text(&self) -> String {
@@ -84,6 +91,7 @@ impl Results {
         self.served_text(&mut text);
         self.checks_text(&mut text);
         self.handoff_text(&mut text);
+        text.push_str(&simulation::text(&self.simulation));
         text
     }
 
@@ -173,7 +181,7 @@ impl Results {
             let (name, version) = (words(&peer["name"]), words(&peer["version"]));
             let _ = writeln!(text, "| {name} {version}, after the others | {} |", speeds.join(" | "));
         }
-        for (name, plot) in self.plots() {
+        for (name, plot) in self.engine_plots() {
             let _ = writeln!(text, "\n![{}]({}/{name})", plot.title, PLOTS.trim_start_matches("docs/"));
         }
     }
@@ -259,6 +267,12 @@ impl Results {
     }
 
     fn plots(&self) -> Vec<(&'static str, Plot)> {
+        let mut plots = self.engine_plots();
+        plots.extend(simulation::plots(&self.simulation));
+        plots
+    }
+
+    fn engine_plots(&self) -> Vec<(&'static str, Plot)> {
         let scaling = &self.engine["scaling"];
         if scaling.is_null() {
             return Vec::new();
@@ -285,7 +299,7 @@ impl Results {
 /// Colours that are told apart by people who see few: dark to light.
 const COLOURS: [&str; 4] = ["#0b3d91", "#c2410c", "#0f766e", "#7c3aed"];
 
-fn line(name: &str, number: usize, points: Vec<(f64, f64)>) -> Series {
+pub(super) fn line(name: &str, number: usize, points: Vec<(f64, f64)>) -> Series {
     Series { name: name.to_owned(), colour: COLOURS[number % COLOURS.len()], dashed: false, points }
 }
 
@@ -369,7 +383,13 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_said_so() {
-        let none = Results { engine: Json::Null, served: Json::Null, checks: Json::Null, handoff: Json::Null };
+        let none = Results {
+            engine: Json::Null,
+            served: Json::Null,
+            checks: Json::Null,
+            handoff: Json::Null,
+            simulation: Json::Null,
+        };
         let text = none.text();
         assert!(text.contains("| decode, 1 sequence | not measured | not measured | 2.2 |"), "{text}");
         assert!(
