@@ -1,5 +1,6 @@
 //! Sizes of one engine, and what can go wrong before it runs.
 
+use crate::draft::ROWS_MAX;
 use engine_kernels::KvKind;
 use engine_kv::PAGE_TOKENS;
 
@@ -262,9 +263,10 @@ impl EngineConfig {
         if bytes > memory_bytes { Err(StartEngineError::PoolTooLarge { pages, bytes, memory_bytes }) } else { Ok(()) }
     }
 
-    /// Tokens that one forward pass may take: a prefill chunk, or one token of every sequence.
+    /// Tokens that one forward pass may take: a prefill chunk, or one token of every sequence, or of few sequences some more
+    /// that are guessed.
     pub(crate) fn step_tokens_max(&self) -> usize {
-        self.prefill_chunk_tokens.max(self.sequences_max)
+        self.prefill_chunk_tokens.max(self.sequences_max).max(if self.speculation { ROWS_MAX } else { 0 })
     }
 }
 

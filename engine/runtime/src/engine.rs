@@ -52,6 +52,8 @@ pub(crate) struct Counters {
     pub(crate) running: AtomicUsize,
     prefilled: AtomicU64,
     decoded: AtomicU64,
+    guessed: AtomicU64,
+    accepted: AtomicU64,
     /// Nanoseconds spent on digests of what was handed over, on both ends.
     verified_ns: AtomicU64,
     alive: AtomicBool,
@@ -83,6 +85,13 @@ impl Counters {
     pub(crate) fn computed(&self, prefill: bool, tokens: usize) {
         let counter = if prefill { &self.prefilled } else { &self.decoded };
         counter.fetch_add(tokens as u64, Ordering::Relaxed);
+    }
+
+    /// So many tokens were guessed and computed, and so many of them were what was sampled then.
+    pub(crate) fn guessed(&self, guesses: usize, accepted: usize) {
+        self.guessed.fetch_add(guesses as u64, Ordering::Relaxed);
+        self.accepted.fetch_add(accepted as u64, Ordering::Relaxed);
+        self.computed(false, accepted);
     }
 }
 
@@ -132,8 +141,12 @@ pub struct EngineStats {
     pub pages: PageCounts,
     /// Prompt tokens computed since the start, recomputed ones included.
     pub tokens_prefilled_total: u64,
-    /// Tokens computed in decode steps since the start.
+    /// Tokens computed in decode steps since the start, without wrong guesses.
     pub tokens_decoded_total: u64,
+    /// Tokens that were guessed and computed since the start.
+    pub tokens_guessed_total: u64,
+    /// Of these, the tokens that were what the sampler said then: each saved a step.
+    pub tokens_accepted_total: u64,
     /// Time since the start that went into digests of pages which were handed over, on both ends together.
     pub handoff_verified: Duration,
 }
@@ -384,6 +397,8 @@ impl Engine {
             pages: PageCounts::sum(self.0.pools.iter().map(PagePool::counts)),
             tokens_prefilled_total: counters.prefilled.load(Ordering::Relaxed),
             tokens_decoded_total: counters.decoded.load(Ordering::Relaxed),
+            tokens_guessed_total: counters.guessed.load(Ordering::Relaxed),
+            tokens_accepted_total: counters.accepted.load(Ordering::Relaxed),
             handoff_verified: Duration::from_nanos(counters.verified_ns.load(Ordering::Relaxed)),
         }
     }

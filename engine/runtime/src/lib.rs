@@ -10,6 +10,7 @@ mod compute;
 mod config;
 mod custody;
 mod detokenizer;
+mod draft;
 mod engine;
 #[cfg(feature = "fault-injection")]
 mod executor;

@@ -2,6 +2,7 @@
 
 use crate::compute::Compute;
 use crate::detokenizer::{Detokenized, Detokenizer};
+use crate::draft::Draft;
 use crate::outlet::{Group, Outlet, Reader, Said, Spoken};
 use crate::sampling::{Sampler, Sampling, SamplingScratch};
 use crate::sequence::Sequence;
@@ -43,6 +44,10 @@ pub(crate) struct Running {
     table: Option<Ticketed<TracedTable>>,
     pub(crate) sampler: Ticketed<Sampler>,
     pub(crate) detokenizer: Ticketed<Detokenizer>,
+    /// What it may say next, guessed from its own tokens.
+    pub(crate) draft: Ticketed<Draft>,
+    /// Whoever submitted it leaves it to this engine whether its tokens are guessed.
+    pub(crate) speculates: bool,
     pub(crate) outlet: Outlet,
     pub(crate) submitted: Instant,
     /// Its number among all that were queued: the oldest has the lowest.
@@ -60,6 +65,25 @@ pub(crate) struct Running {
 enum Heard {
     Read { trace: PageTrace, restarted: bool },
     Failed(StepError),
+}
+
+/// What a request says in one step: one token, or several when it was guessed right.
+#[derive(Default)]
+pub(crate) struct Words {
+    pub(crate) tokens: u32,
+    pub(crate) text: String,
+    pub(crate) finish: Option<FinishReason>,
+}
+
+impl Words {
+    /// Copies nothing as long as there is only one piece.
+    fn say(&mut self, text: String) {
+        if self.text.is_empty() {
+            self.text = text;
+        } else {
+            self.text += &text;
+        }
+    }
 }
 
 /// Whether a request goes on after a delivery.
@@ -117,6 +141,8 @@ impl Running {
             table: None,
             detokenizer,
             sampler,
+            draft: Ticketed::new(ticket, Draft::new(tokens_max)),
+            speculates: true,
             outlet,
             submitted: Instant::now(),
             arrival: 0,
@@ -193,6 +219,9 @@ impl Running {
     pub(crate) fn begin_anew(&mut self) {
         (self.block_table, self.table, self.route, self.first) = (None, None, None, None);
         self.computed = 0;
+        if let Ok(draft) = self.draft.of_mut(self.ticket) {
+            draft.rest();
+        }
         self.restarted = true;
         self.restarts += 1;
         if let Outlet::Reader(reader) = &self.outlet {
@@ -230,6 +259,7 @@ impl Running {
         self.outlet.check(self.request)?;
         self.sampler.renew(self.ticket, ticket)?;
         self.detokenizer.renew(self.ticket, ticket)?;
+        self.draft.renew(self.ticket, ticket)?;
         self.ticket = ticket;
         if let Outlet::Reader(reader) = &mut self.outlet {
             reader.note_admission(epoch);
@@ -238,6 +268,16 @@ impl Running {
             self.timings.queued_us = u64::try_from(self.submitted.elapsed().as_micros()).unwrap_or(u64::MAX);
         }
         Ok(())
+    }
+
+    /// Its next tokens are in its pages.
+    ///
+    /// # Errors
+    /// [`StepError::Internal`] when a page was put out of use meanwhile.
+    pub(crate) fn note_written(&mut self, tokens: usize) -> Result<(), StepError> {
+        self.computed += tokens;
+        let block_table = self.block_table.as_mut().ok_or(StepError::Internal)?;
+        block_table.advance(tokens).map_err(|_| StepError::Internal)
     }
 
     /// One token is left to compute, and it is one that was sampled.
@@ -299,28 +339,30 @@ impl Running {
     }
 
     /// The logits after the last token: samples one, turns it into text, notices the end.
-    pub(crate) fn deliver_token(
+    ///
+    /// # Errors
+    /// Why the request ends without this token.
+    pub(crate) fn say(
         &mut self,
-        trace: PageTrace,
         logits: &[f32],
         compute: &impl Compute,
         scratch: &mut SamplingScratch,
-    ) -> Next {
-        match self.sample(logits, scratch) {
-            Ok(token) => self.deliver_sampled(trace, token, compute),
-            Err(ended) => ended,
-        }
+        said: &mut Words,
+    ) -> Result<u32, StepError> {
+        let token = self.sample(logits, scratch)?;
+        self.take_in(token, compute, said)?;
+        Ok(token)
     }
 
-    /// The next token; or the request has ended, because the sampler is another's or a logit is not a number.
-    fn sample(&mut self, logits: &[f32], scratch: &mut SamplingScratch) -> Result<u32, Next> {
-        let sampler = self.sampler.of_mut(self.ticket);
-        let sampled = sampler.map(|sampler| sampler.sample(logits, scratch));
-        sampled.map_err(|error| self.refuse_row(error))?.ok_or_else(|| {
-            let position = self.tokens.len();
-            tracing::error!(request_id = %self.request, position, "the model's output is not a number");
-            self.deliver_error(StepError::NotANumber)
-        })
+    /// What was said in a step leaves.
+    pub(crate) fn deliver_said(&mut self, trace: PageTrace, said: Words) -> Next {
+        let Words { tokens, text, finish } = said;
+        self.deliver_step(trace, tokens, text, finish)
+    }
+
+    /// The next token; or the request ends, because the sampler is another's or a logit is not a number.
+    fn sample(&mut self, logits: &[f32], scratch: &mut SamplingScratch) -> Result<u32, StepError> {
+        self.sampler.of_mut(self.ticket)?.sample(logits, scratch).ok_or(StepError::NotANumber)
     }
 
     /// The end of a prompt that somebody else goes on with: samples the first token and keeps it secret.
@@ -332,7 +374,7 @@ impl Running {
     ) -> Next {
         let token = match self.sample(logits, scratch) {
             Ok(token) => token,
-            Err(ended) => return ended,
+            Err(error) => return self.refuse(error),
         };
         let log_prob_bits = log_prob(logits, token).to_bits();
         let sampler = match self.sampler.of(self.ticket) {
@@ -353,28 +395,51 @@ impl Running {
             Err(error) => return self.refuse_row(error),
         }
         self.restarted = true;
-        self.deliver_sampled(trace, token, compute)
+        let mut said = Words::default();
+        match self.take_in(token, compute, &mut said) {
+            Ok(()) => self.deliver_said(trace, said),
+            Err(error) => self.refuse_row(error),
+        }
     }
 
-    fn deliver_sampled(&mut self, trace: PageTrace, token: u32, compute: &impl Compute) -> Next {
+    /// The next token is known.
+    fn take_in(&mut self, token: u32, compute: &impl Compute, said: &mut Words) -> Result<(), StepError> {
         self.tokens.push(token);
-        let ends = compute.is_end(token);
-        let detokenizer = match self.detokenizer.of_mut(self.ticket) {
-            Ok(detokenizer) => detokenizer,
-            Err(error) => return self.refuse_row(error),
-        };
-        let Detokenized { mut text, stopped } = detokenizer.push(compute.text(token).unwrap_or_default());
-        let finish = if ends || stopped {
+        said.tokens += 1;
+        let detokenizer = self.detokenizer.of_mut(self.ticket)?;
+        let Detokenized { text, stopped } = detokenizer.push(compute.text(token).unwrap_or_default());
+        said.say(text);
+        said.finish = if compute.is_end(token) || stopped {
             Some(FinishReason::Stop)
         } else if self.tokens.len() >= self.tokens_max {
             Some(FinishReason::Length)
         } else {
             None
         };
-        if finish.is_some() && !stopped {
-            text += &detokenizer.finish();
+        if said.finish.is_some() && !stopped {
+            said.say(detokenizer.finish());
         }
-        self.deliver_step(trace, 1, text, finish)
+        Ok(())
+    }
+
+    /// Its guesses of this step.
+    ///
+    /// # Errors
+    /// [`StepError::RowBinding`] when they are another's.
+    pub(crate) fn guesses(&self) -> Result<&[u32], StepError> {
+        Ok(self.draft.of(self.ticket)?.guesses())
+    }
+
+    /// It ends without an answer, or without the rest of it.
+    pub(crate) fn refuse(&self, error: StepError) -> Next {
+        match error {
+            StepError::NotANumber => {
+                let position = self.tokens.len();
+                tracing::error!(request_id = %self.request, position, "the model's output is not a number");
+                self.deliver_error(error)
+            }
+            error => self.refuse_row(error),
+        }
     }
 
     /// Nobody can say whose answer this would be: it ends, the others go on.

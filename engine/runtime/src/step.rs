@@ -3,6 +3,7 @@
 //! Prefill and decode are separate forward passes with separate timings. What a request computes never depends on who
 //! shares a step with it: the kernels promise the same bits for any batch, so preemption can recompute.
 
+mod guessing;
 #[cfg(feature = "fault-injection")]
 mod planting;
 
@@ -95,6 +96,21 @@ struct Part {
     ticket: Ticket,
     first: usize,
     end: usize,
+    /// So many of them, the last ones, are guessed. Each is a span of its own, because there are logits in front of it.
+    guesses: usize,
+}
+
+impl Part {
+    /// Where the tokens end that are known.
+    fn sure_end(&self) -> usize {
+        self.end - self.guesses
+    }
+
+    /// First token and number of tokens of each of its spans, in order.
+    fn spans(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (first, sure_end) = (self.first, self.sure_end());
+        std::iter::once((first, sure_end - first)).chain((sure_end..self.end).map(|guess| (guess, 1)))
+    }
 }
 
 /// Why a part is not computed.
@@ -186,7 +202,7 @@ impl Stepper {
         let Some(index) = self.make_room(machine, index, end) else { return };
         self.prefill_turn = index + 1;
         let ticket = self.running[index].ticket;
-        self.pass(machine, Stage::Prefill, &[Part { index, ticket, first, end }]);
+        self.pass(machine, Stage::Prefill, &[Part { index, ticket, first, end, guesses: 0 }]);
     }
 
     /// A prefill group computes all that it is given, what was sampled before a preemption included.
@@ -198,6 +214,7 @@ impl Stepper {
     pub(crate) fn decode_once(&mut self, machine: &mut Machine<impl Compute>) {
         let mut group = std::mem::take(&mut self.group);
         self.decode_group(machine, &mut group);
+        self.guess(machine, &mut group);
         if !group.is_empty() {
             self.pass(machine, Stage::Decode, &group);
         }
@@ -211,7 +228,7 @@ impl Stepper {
         self.read_sets.clear();
         for part in group {
             match self.resolve(machine, part) {
-                Ok(read_set) => self.read_sets.push(read_set),
+                Ok(()) => (),
                 // The others have their step with the next turn.
                 Err(Unresolved::Failed(error)) => return self.fail_row(part.ticket, error),
                 Err(Unresolved::ForeignWrite(trace)) => return self.refuse_write(part.ticket, trace),
@@ -221,9 +238,13 @@ impl Stepper {
         let mut spans = std::mem::take(&mut self.spans);
         for part in group {
             let request = &running[part.index];
-            let logits = part.end == request.tokens.len();
-            let (ticket, tokens) = (part.ticket.row(), &request.tokens[part.first..part.end]);
-            spans.push(Span { ticket, tokens, position: part.first, pages: request.entries(), logits });
+            let logits = part.sure_end() == request.tokens.len();
+            let (ticket, pages) = (part.ticket.row(), request.entries());
+            let known = std::iter::once(&request.tokens[part.first..part.sure_end()]);
+            // `resolve` has found them to be its own.
+            let guesses = request.guesses().unwrap_or_default().chunks(1).take(part.guesses);
+            let planned = std::iter::zip(part.spans(), known.chain(guesses));
+            spans.extend(planned.map(|((position, _), tokens)| Span { ticket, tokens, position, pages, logits }));
         }
         // A client that left ends the pass if nobody else is in it; `gather` drops its request, and its pages with it.
         let stop = || inbox.is_stopped() || group.iter().all(|part| running[part.index].cancelled());
@@ -235,20 +256,24 @@ impl Stepper {
         if matches!(computed, Err(ForwardError::Stopped)) {
             return;
         }
-        self.counters.computed(stage == Stage::Prefill, group.iter().map(|part| part.end - part.first).sum());
+        let known = group.iter().map(|part| part.sure_end() - part.first).sum();
+        self.counters.computed(stage == Stage::Prefill, known);
         let took_us = micros(started.elapsed());
-        let mut ended = Vec::new();
-        for (span, part) in group.iter().enumerate() {
-            let expected = self.read_sets.get(span).copied();
-            let next = match (&computed, machine.compute.fault(span)) {
+        let (mut ended, mut spans) = (Vec::new(), 0..0);
+        for part in group {
+            spans = spans.end..spans.end + 1 + part.guesses;
+            let expected = |span: usize| self.read_sets.get(span).copied();
+            let next = match (&computed, spans.clone().find_map(|span| machine.compute.fault(span))) {
                 _ if self.row(part).is_err() => {
                     self.fail_row(part.ticket, StepError::RowBinding);
                     continue;
                 }
-                (Ok(()), None) if machine.compute.read_set(span) != expected && self.checks() => {
+                (Ok(()), None)
+                    if spans.clone().any(|span| machine.compute.read_set(span) != expected(span)) && self.checks() =>
+                {
                     self.refuse_reads(part.index)
                 }
-                (Ok(()), None) => self.conclude(machine, stage, part, span, took_us),
+                (Ok(()), None) => self.conclude(machine, stage, part, spans.start, took_us),
                 (Ok(()), Some(fault)) => self.quarantine(machine, part.index, fault),
                 (Err(_), _) => self.running[part.index].deliver_error(StepError::Internal),
             };
@@ -281,7 +306,8 @@ impl Stepper {
         }
     }
 
-    /// The pass is over and no page was wrong: the tokens count as computed, and the last one's logits give the next.
+    /// The pass is over and no page was wrong: the tokens count as computed, and the last one's logits give the next. What was
+    /// guessed counts when the sampler says the same.
     fn conclude(
         &mut self,
         machine: &Machine<impl Compute>,
@@ -290,33 +316,28 @@ impl Stepper {
         span: usize,
         took_us: u64,
     ) -> Next {
-        #[cfg(feature = "fault-injection")]
-        let planted = self.planted_logits(machine, part, span);
         let request = &mut self.running[part.index];
         match stage {
             Stage::Prefill => request.timings.prefill_us += took_us,
             Stage::Decode => request.timings.decode_us += took_us,
         }
-        request.computed = part.end;
-        let advanced = request.block_table.as_mut().map(|block_table| block_table.advance(part.end - part.first));
-        if !matches!(advanced, Some(Ok(()))) {
-            return request.deliver_error(StepError::Internal);
+        if let Err(error) = request.note_written(part.sure_end() - part.first) {
+            return request.deliver_error(error);
         }
-        #[cfg(feature = "fault-injection")]
-        let span = self.planted.row_for(request.label, span);
-        let logits = machine.compute.logits(span, part.ticket.row());
-        #[cfg(feature = "fault-injection")]
-        let logits = planted.as_deref().or(logits);
         let trace = match request.table() {
             Ok((_, table)) => machine.told(table.tell()),
             Err(error) => return request.refuse_row(error),
         };
-        match logits {
-            _ if part.end < request.tokens.len() => request.deliver_read(trace),
-            Some(logits) if self.role == Role::Prefill => request.deliver_prefilled(trace, logits, &mut self.scratch),
-            Some(logits) => request.deliver_token(trace, logits, &machine.compute, &mut self.scratch),
+        if part.sure_end() < request.tokens.len() {
+            return request.deliver_read(trace);
+        }
+        if self.role != Role::Prefill {
+            return self.say(machine, part, span, trace);
+        }
+        match self.logits(machine, part, span) {
+            Some(logits) => self.running[part.index].deliver_prefilled(trace, &logits, &mut self.scratch),
             // Computed, without a fault and asked for: it is there, and another's.
-            None => request.refuse_row(StepError::RowBinding),
+            None => self.running[part.index].refuse_row(StepError::RowBinding),
         }
     }
 
@@ -330,6 +351,7 @@ impl Stepper {
                 ticket: request.ticket,
                 first: request.computed,
                 end: request.tokens.len(),
+                guesses: 0,
             }));
             for place in 0..group.len() {
                 let running = self.running.len();
@@ -388,11 +410,13 @@ impl Stepper {
     }
 
     /// Goes on with the block table that the kernels get, traces exactly that one, and compares it with what the custody log
-    /// says of the sequence. The digest that the kernels must come to, which this returns, is made of the log's pages, not of
+    /// says of the sequence. The digests that the kernels must come to, one for each span, are made of the log's pages, not of
     /// the table's. What is full and was looked up is settled: see [`TracedTable`](crate::traced_table::TracedTable).
-    fn resolve(&mut self, machine: &mut Machine<impl Compute>, part: &Part) -> Result<u64, Unresolved> {
+    fn resolve(&mut self, machine: &mut Machine<impl Compute>, part: &Part) -> Result<(), Unresolved> {
         let checks = self.checks();
-        self.row(part)?;
+        if self.row(part)?.guesses()?.len() < part.guesses {
+            return Err(StepError::RowBinding.into());
+        }
         #[cfg(feature = "fault-injection")]
         let remakes = self.planted.remakes_table(self.running[part.index].label);
         let request = &mut self.running[part.index];
@@ -416,9 +440,14 @@ impl Stepper {
         if written.any(|page| page.label != label) && checks {
             return Err(Unresolved::ForeignWrite(machine.told(table.tell())));
         }
-        let last = machine.entries.held.last().map(custody::page_ref).ok_or(StepError::Internal)?;
         let sums = machine.custody.sums(table.sequence()).map_err(|_| StepError::Internal)?;
-        Ok(machine.compute.expected_read_set(part.first, part.end - part.first, sums, last))
+        for (position, tokens) in part.spans() {
+            let pages_behind = part.end.div_ceil(PAGE_TOKENS) - (position + tokens).div_ceil(PAGE_TOKENS);
+            let last = machine.entries.held.iter().nth_back(pages_behind).map(custody::page_ref);
+            let last = last.ok_or(StepError::Internal)?;
+            self.read_sets.push(machine.compute.expected_read_set(position, tokens, sums, last));
+        }
+        Ok(())
     }
 
     /// The page is kept as evidence; the request that read it ends, the others go on.
