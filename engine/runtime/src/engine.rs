@@ -52,8 +52,8 @@ pub(crate) struct Counters {
     pub(crate) running: AtomicUsize,
     prefilled: AtomicU64,
     decoded: AtomicU64,
-    guessed: AtomicU64,
-    accepted: AtomicU64,
+    pub(crate) guessed: AtomicU64,
+    pub(crate) accepted: AtomicU64,
     /// Nanoseconds spent on digests of what was handed over, on both ends.
     verified_ns: AtomicU64,
     alive: AtomicBool,

@@ -103,6 +103,8 @@ impl<C> fmt::Debug for StepExecutor<C> {
 }
 
 #[cfg(test)]
+mod guesses;
+#[cfg(test)]
 mod rows;
 
 #[cfg(test)]

@@ -46,8 +46,6 @@ pub(crate) struct Running {
     pub(crate) detokenizer: Ticketed<Detokenizer>,
     /// What it may say next, guessed from its own tokens.
     pub(crate) draft: Ticketed<Draft>,
-    /// Whoever submitted it leaves it to this engine whether its tokens are guessed.
-    pub(crate) speculates: bool,
     pub(crate) outlet: Outlet,
     pub(crate) submitted: Instant,
     /// Its number among all that were queued: the oldest has the lowest.
@@ -142,7 +140,6 @@ impl Running {
             detokenizer,
             sampler,
             draft: Ticketed::new(ticket, Draft::new(tokens_max)),
-            speculates: true,
             outlet,
             submitted: Instant::now(),
             arrival: 0,

@@ -48,6 +48,37 @@ async fn an_answer_is_the_same_alone_and_in_company() {
 }
 
 #[tokio::test]
+async fn an_answer_is_the_same_with_guesses_and_takes_fewer_steps() {
+    let repeats = &"red, green, blue, ".repeat(8);
+    let drawn = Sampling { temperature: 0.7, top_p: 0.9, seed: 5, ..greedy(60) };
+    let penalised = Sampling { presence_penalty: 0.4, frequency_penalty: 0.2, ..drawn.clone() };
+    let stopped = Sampling { stop: vec!["blue, red, gr".into()], ..greedy(60) };
+    let asked =
+        [(repeats.as_str(), greedy(60)), (STORY, greedy(60)), (repeats, drawn), (STORY, penalised), (repeats, stopped)];
+    for (split, kv) in [(Split::Relabel, KvKind::Bf16), (Split::Off, KvKind::Int8)] {
+        let plain = engine(EngineConfig { split, kv, ..SMALL });
+        let guessing = engine(EngineConfig { split, kv, speculation: true, ..SMALL });
+        let mut steps = Vec::new();
+        for (request, (prompt, sampling)) in (1..).zip(&asked) {
+            let without = answer(submit(&plain, ACME, request, prompt, sampling.clone())).await;
+            let with = answer(submit(&guessing, ACME, request, prompt, sampling.clone())).await;
+            assert_eq!(with.text, without.text, "request {request}");
+            assert_eq!((with.tokens, with.finish, with.usage), (without.tokens, without.finish, without.usage));
+            assert_eq!(without.steps, without.tokens);
+            steps.push((with.steps, with.tokens));
+        }
+        assert!(steps[0].0 * 2 < steps[0].1, "what repeats itself: {steps:?} steps and tokens");
+        let (plain, stats) = (plain.stats(), guessing.stats());
+        assert_eq!((plain.tokens_guessed_total, plain.tokens_accepted_total), (0, 0));
+        assert!(0 < stats.tokens_accepted_total && stats.tokens_accepted_total <= stats.tokens_guessed_total);
+        let saved: u32 = steps.iter().map(|(steps, tokens)| tokens - steps).sum();
+        // What was right behind an answer's end saved nothing.
+        assert!(u64::from(saved) <= stats.tokens_accepted_total, "{steps:?}, {stats:?}");
+        assert_eq!(stats.tokens_decoded_total, plain.tokens_decoded_total, "each is counted when it is right");
+    }
+}
+
+#[tokio::test]
 async fn an_answer_is_the_same_however_its_pages_come_to_who_decodes() {
     let sampling = |seed| Sampling { max_tokens: Some(40), seed, temperature: 1.0, top_p: 0.95, ..Sampling::default() };
     let long = "The quick brown fox jumps over the lazy dog. ".repeat(20);

@@ -157,8 +157,8 @@ impl Compute for Reader {
 }
 
 /// So many sequences, each of which has this context and decodes.
-fn decoding(context: usize) -> (StepExecutor<Reader>, Vec<Steps>) {
-    let mut executor = StepExecutor::new(Reader::new(), CONFIG, [1; 32]);
+fn decoding(context: usize, config: EngineConfig) -> (StepExecutor<Reader>, Vec<Steps>) {
+    let mut executor = StepExecutor::new(Reader::new(), config, [1; 32]);
     let mut all = Vec::new();
     for number in 1..=SEQUENCES {
         let label = Label::of(TenantId::new(number as u32).unwrap());
@@ -179,32 +179,43 @@ fn decoding(context: usize) -> (StepExecutor<Reader>, Vec<Steps>) {
     (executor, all)
 }
 
-/// Allocations of one step, and how many sequences it gave a new page to.
-fn step(executor: &mut StepExecutor<Reader>, all: &mut [Steps]) -> (usize, usize) {
+/// Allocations of one step, and how many sequences it gave a new page to. It brings so many tokens, where that is said.
+fn step(executor: &mut StepExecutor<Reader>, all: &mut [Steps], tokens: Option<u32>) -> (usize, usize) {
     let before = ALLOCATIONS.get();
     assert!(executor.step());
     let after = ALLOCATIONS.get();
     let mut new_pages = 0;
     for steps in all {
         let step = steps.try_next().expect("every sequence decodes").unwrap();
-        assert!(step.tokens == 1 && step.text.reveal().is_empty());
+        assert!(step.text.reveal().is_empty());
+        assert_eq!(step.tokens, tokens.unwrap_or(step.tokens));
         new_pages += step.trace.pages.len();
     }
     (after - before, new_pages)
 }
 
-#[test]
-fn a_decode_step_allocates_nothing_but_the_names_of_new_pages() {
-    let (mut executor, mut all) = decoding(2_000);
-    // Every list has grown to where it stays for the pages that follow.
+fn check(config: EngineConfig, tokens: u32) {
+    let (mut executor, mut all) = decoding(2_000, config);
+    // Every list has grown to where it stays for the pages that follow, and it is known how often guesses are right.
     for _ in 0..100 {
-        step(&mut executor, &mut all);
+        step(&mut executor, &mut all, None);
     }
     let mut pages = 0;
     for number in 0..320 {
-        let (allocations, new_pages) = step(&mut executor, &mut all);
+        let (allocations, new_pages) = step(&mut executor, &mut all, Some(tokens));
         assert_eq!(allocations, new_pages, "step {number}");
         pages += new_pages;
     }
-    assert_eq!(pages, SEQUENCES * 320 / PAGE_TOKENS, "each was named once");
+    assert_eq!(pages, SEQUENCES * 320 * tokens as usize / PAGE_TOKENS, "each was named once");
+}
+
+#[test]
+fn a_decode_step_allocates_nothing_but_the_names_of_new_pages() {
+    check(CONFIG, 1);
+}
+
+#[test]
+fn a_step_with_a_guess_for_everybody_allocates_no_more() {
+    // Every guess is right: there is one token that the model says.
+    check(EngineConfig { speculation: true, ..CONFIG }, 2);
 }

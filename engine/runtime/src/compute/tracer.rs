@@ -18,12 +18,24 @@ pub(crate) struct Tracer {
     store: PlainStore,
     reads: ReadSetRule,
     results: Vec<Result<Computed, PageFault>>,
+    /// Says the same again and again, until something that it read long ago makes it say something else.
+    has_habits: bool,
+    /// After so many tokens it says nothing that is a number.
+    breaks_at: Option<usize>,
+    /// Every token that was computed, with its row's ticket and its position.
+    pub(crate) computed: Vec<(u64, usize, u32)>,
 }
 
 impl Tracer {
     pub(crate) fn new(pages: usize) -> Self {
         let store = PlainStore::new(pages, LAYERS, TOKEN_BYTES);
-        Self { store, reads: ReadSetRule::new(1, [None; LAYERS]), results: Vec::new() }
+        let reads = ReadSetRule::new(1, [None; LAYERS]);
+        Self { store, reads, results: Vec::new(), has_habits: false, breaks_at: None, computed: Vec::new() }
+    }
+
+    /// What it says can be guessed, mostly; it breaks after so many tokens, if it does.
+    pub(crate) fn with_habits(pages: usize, breaks_at: Option<usize>) -> Self {
+        Self { has_habits: true, breaks_at, ..Self::new(pages) }
     }
 
     /// All bytes of a page, to be damaged.
@@ -52,6 +64,7 @@ impl Tracer {
         for (position, token) in (span.position..).zip(span.tokens) {
             let content = [0, 1].map(|layer| written(*token, layer));
             self.store.append(pages[position / PAGE_TOKENS], position % PAGE_TOKENS, |layer| &content[layer])?;
+            self.computed.push((span.ticket, position, *token));
         }
         pages.iter().try_for_each(|page| self.store.check(*page))?;
         let loaded = pages.iter().map(|page| PageRef { page: page.page, tag: self.store.carried(page.page) });
@@ -63,7 +76,13 @@ impl Tracer {
         });
         let logits = span.logits.then(|| {
             let mut logits = vec![0.0; VOCABULARY];
-            logits[next(read) as usize] = 1.0;
+            match self.has_habits {
+                true => logits[habit(&read.collect::<Vec<u8>>()) as usize] = 8.0,
+                false => logits[next(read) as usize] = 1.0,
+            }
+            if self.breaks_at == Some(end) {
+                logits[0] = f32::NAN;
+            }
             logits
         });
         Ok((span.ticket, read_set, logits))
@@ -77,6 +96,12 @@ fn written(token: u32, layer: usize) -> [u8; TOKEN_BYTES] {
 fn next(read: impl Iterator<Item = u8>) -> u32 {
     let hash = read.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     ((hash >> 32) % VOCABULARY as u64) as u32
+}
+
+/// Follows from the last two tokens; from everything else, too, once in a while.
+fn habit(read: &[u8]) -> u32 {
+    let all = next(read.iter().copied());
+    if all < 2 { all } else { next(read.iter().rev().take(2 * LAYERS * TOKEN_BYTES).copied()) % 4 }
 }
 
 fn letter(token: u32) -> char {

@@ -187,6 +187,14 @@ fn pages_of_the_same_tenant_s_other_request_are_not_read() {
 }
 
 #[test]
+fn guesses_are_made_from_one_s_own_record() {
+    let mut batch = Batch::running();
+    let (first, second) = batch.two_rows(0, 1);
+    swap(&mut first.draft, &mut second.draft);
+    batch.check(&[0, 1]);
+}
+
+#[test]
 fn text_does_not_go_out_another_s_way() {
     let mut batch = Batch::running();
     let (first, second) = batch.two_rows(0, 1);
@@ -197,8 +205,9 @@ fn text_does_not_go_out_another_s_way() {
 #[test]
 fn a_record_that_is_not_its_own_is_not_admitted_again() {
     // The faults above while nobody runs: the new ticket must not bless what it finds.
-    let changes: [fn(&mut Running, &mut Running); 3] = [
+    let changes: [fn(&mut Running, &mut Running); 4] = [
         |a, b| swap(&mut a.sampler, &mut b.sampler),
+        |a, b| swap(&mut a.draft, &mut b.draft),
         |a, b| swap(&mut a.detokenizer, &mut b.detokenizer),
         |a, b| swap(&mut a.outlet, &mut b.outlet),
     ];

@@ -25,7 +25,7 @@ impl Stepper {
         for part in group {
             let request = &mut self.running[part.index];
             let terms = self.tenancy.of(request.label);
-            if !request.speculates || !terms.speculates || terms.exclusive {
+            if !terms.speculates || terms.exclusive {
                 continue;
             }
             // Whoever finds another's draft in its row ends when its row is resolved.
@@ -41,13 +41,7 @@ impl Stepper {
 
     /// Samples after the part's last sure token, and after each guess as long as the sampler has said the same. All that was
     /// said leaves together.
-    pub(super) fn say(
-        &mut self,
-        machine: &Machine<impl Compute>,
-        part: &Part,
-        span: usize,
-        trace: PageTrace,
-    ) -> Next {
+    pub(super) fn say(&mut self, machine: &Machine<impl Compute>, part: &Part, span: usize, trace: PageTrace) -> Next {
         let (mut said, mut right) = (Words::default(), 0);
         let ended = loop {
             let Some(logits) = self.logits(machine, part, span + right) else {

@@ -74,19 +74,22 @@ pub(crate) fn submit(engine: &Engine, tenant: u32, request: u8, prompt: &str, sa
 pub(crate) struct Answer {
     pub(crate) text: String,
     pub(crate) tokens: u32,
+    /// Steps that brought tokens.
+    pub(crate) steps: u32,
     pub(crate) finish: Option<FinishReason>,
     pub(crate) usage: Usage,
     pub(crate) restarts: usize,
 }
 
 pub(crate) async fn answer(mut steps: Steps) -> Answer {
-    let (mut text, mut tokens, mut finish, mut restarts) = (String::new(), 0, None, 0);
+    let (mut text, mut tokens, mut saying, mut finish, mut restarts) = (String::new(), 0, 0, None, 0);
     while let Some(step) = steps.next().await {
         let step = step.unwrap();
         text += step.text.reveal();
         tokens += step.tokens;
+        saying += u32::from(step.tokens > 0);
         finish = step.finish;
         restarts += usize::from(step.restarted);
     }
-    Answer { text, tokens, finish, usage: steps.usage(), restarts }
+    Answer { text, tokens, steps: saying, finish, usage: steps.usage(), restarts }
 }
