@@ -7,6 +7,7 @@ mod custody;
 mod delivery;
 mod exactness;
 mod files;
+mod guesses;
 mod handoff;
 mod kernels;
 mod link;
@@ -50,6 +51,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         delivery::DELIVERY,
         exactness::EXACTNESS,
         files::FILES,
+        guesses::GUESSES,
         handoff::HANDOFF,
         kernels::KERNELS,
         link::LINK,
