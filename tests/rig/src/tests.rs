@@ -23,9 +23,10 @@ fn twenty_thousand_random_traces_are_as_they_must_be() {
 #[test]
 fn who_gives_way_gets_its_whole_answer_all_the_same() {
     const GROUPS: [Groups; 3] = [Groups::One, Groups::InPlace, Groups::Copied];
-    // Each of two requests gives way in each state that it may be in: after so many steps, again and again.
+    // Each of two requests gives way in each state that it may be in: after so many steps, again and again. A step may bring
+    // several tokens.
     for (steps, groups) in (1..12).flat_map(|steps| GROUPS.map(|groups| (steps, groups))) {
-        let mut acts = fuzzer::parse("arrive 40 60\narrive 20 60").unwrap();
+        let mut acts = fuzzer::parse("arrive 40 240\narrive 20 240").unwrap();
         for way in ["preempt 0", "evict", "preempt 1", "evict"] {
             acts.extend(vec![Act::Step; steps]);
             acts.extend(fuzzer::parse(&format!("read 0 99\nread 1 99\n{way}")).unwrap());
