@@ -202,7 +202,7 @@ impl<'a> Stopwatch<'a> {
         Self { metrics, tenant: tenant.clone(), accepted, last_token: None, usage: Usage::default() }
     }
 
-    /// A step has been sent.
+    /// A step has been sent. On a stream of constant shape it waits for its period: that wait is not timed.
     pub(crate) fn step(&mut self, tokens: u32, usage: Usage) {
         self.usage = usage;
         if tokens == 0 {
