@@ -181,6 +181,11 @@ impl PrefixCache {
         self.tree(label).clear()
     }
 
+    /// Domains for which something is kept.
+    pub fn domains(&self) -> impl Iterator<Item = Label> {
+        self.trees.iter().filter(|(_, tree)| tree.pages() > 0).map(|(domain, _)| *domain)
+    }
+
     /// Pages that are kept for this domain.
     #[must_use]
     pub fn pages_of(&self, label: Label) -> usize {

@@ -1,32 +1,36 @@
 //! Who holds one of the engine's slots.
 //!
-//! Slots are shared between tenants: the next one goes to the tenant that holds the fewest, and a tenant that holds more
-//! than its share gives one up, its youngest request first. A request whose reader does not read gives way to anybody who
-//! waits. What gives way loses its pages and is computed again later, to the same bits; those who were spared so far come
-//! first, so that the loss is spread. Inside a tenant the oldest is admitted first.
+//! Whose turn it is, `engine_scheduler` says: the tenant whose work cost least so far, for its weight, and inside a tenant the
+//! request with the longest cached prefix. Whoever holds more than its share gives a slot up, and whoever has more pages than
+//! its guarantee gives pages, its cache first and its youngest request then. A request whose reader does not read gives way to
+//! anybody who waits. What gives way is taken up again later, to the same bits; those who were spared so far come first, so
+//! that the loss is spread.
 
 use crate::compute::Compute;
-use crate::inbox::Queue;
+use crate::inbox::{Queue, work_ns};
 use crate::machine::Machine;
 use crate::running::Running;
 use crate::step::{Role, Stepper};
-use engine_kv::{BlockTable, PAGE_TOKENS, PagePool};
+use crate::steps::StepError;
+use engine_kv::PAGE_TOKENS;
+use engine_scheduler::{Arrival, Fit, Key, Load, Reclaim};
 use policies_domain::Label;
-use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
-
-/// Where a candidate for a slot stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Preempted(usize),
-    Waiting(usize),
-}
+use std::time::Duration;
 
 impl Stepper {
     /// Forgets the cancelled; scrubs and frees what they gave back.
     pub(crate) fn forget_the_cancelled(&mut self, machine: &mut Machine<impl Compute>) {
-        self.running.retain(|request| !request.cancelled());
-        self.preempted.retain(|request| !request.cancelled());
+        let scheduler = &mut self.scheduler;
+        for requests in [&mut self.running, &mut self.waiting] {
+            requests.retain(|request| {
+                let goes = request.cancelled();
+                if goes {
+                    scheduler.forget(request.arrival);
+                }
+                !goes
+            });
+        }
         // Said before the scrub, which takes some milliseconds for a long context: their work has ended now.
         self.counters.running.store(self.running.len(), Ordering::Relaxed);
         machine.reclaim();
@@ -34,92 +38,192 @@ impl Stepper {
 
     /// Fills the slots.
     pub(crate) fn admit(&mut self, machine: &mut Machine<impl Compute>, queue: &mut Queue) {
+        self.expire();
         self.forget_the_cancelled(machine);
-        queue.waiting.retain(|request| !request.cancelled());
-        while let Some((place, label, pages_needed)) = self.candidate(queue) {
-            // Nobody behind the candidate is admitted before it: what runs drains, so that it gets its pages in the end.
-            let Some(victims) = self.victims(&machine.pool, label, pages_needed) else { return };
-            for victim in victims {
-                self.preempt(machine, victim);
-            }
-            let admitted = match place {
-                // `preempt` only adds at the end: the place is still right.
-                Place::Preempted(index) => Some(self.preempted.remove(index)),
-                Place::Waiting(index) => queue.waiting.remove(index),
-            };
-            let Some(mut admitted) = admitted else { return };
-            if let Err(error) = admitted.note_admission(self.counters.next_epoch()) {
-                admitted.refuse_row(error);
-                continue;
-            }
-            if self.role == Role::Whole {
-                admitted.hold(BlockTable::new(&machine.pool, admitted.label));
-            }
-            self.running.push(admitted);
+        self.take_in(machine, queue);
+        if self.scheduler.waiting() > 0 {
+            self.note_pages(machine);
+        }
+        while let Some(key) = self.scheduler.next(self.now, |key| self.fit(machine, key)) {
+            self.make_place(machine, key);
+            self.give_slot(machine, key);
+            self.note_pages(machine);
         }
     }
 
-    /// The oldest request of the tenant that holds the fewest slots; its pages to begin with.
-    fn candidate(&self, queue: &Queue) -> Option<(Place, Label, usize)> {
-        let preempted = self.preempted.iter().enumerate().filter(|(_, request)| request.may_resume());
-        let preempted = preempted.map(|(index, request)| (Place::Preempted(index), request));
-        let waiting = queue.waiting.iter().enumerate().map(|(index, request)| (Place::Waiting(index), request));
-        let slots = |label| self.running.iter().filter(|request| request.label == label).count();
-        let (place, request) =
-            preempted.chain(waiting).min_by_key(|(_, request)| (slots(request.label), request.arrival))?;
-        Some((place, request.label, pages_to_begin(request)))
-    }
-
-    /// Who gives way so that a request of `label` has a place, the last in `running` first; nobody when there is one
-    /// already. `None` when all who would give way are not enough: then nobody does.
-    fn victims(&self, pool: &PagePool, label: Label, pages_needed: usize) -> Option<Vec<usize>> {
-        let mut staying: Vec<usize> = (0..self.running.len()).collect();
-        let mut victims = Vec::new();
-        while !self.has_place_for(pool, pages_needed, &staying, &victims) {
-            let chosen = self.first_to_go(&staying, |slots, of_candidate| slots > of_candidate + 1, label)?;
-            victims.push(staying.remove(chosen));
+    /// Those who came, and those who gave way and whose readers have read all that they got.
+    fn take_in(&mut self, machine: &Machine<impl Compute>, queue: &mut Queue) {
+        for mut request in queue.came.drain(..) {
+            request.came = self.now;
+            self.waiting.push(request);
         }
-        victims.sort_unstable_by_key(|index| Reverse(*index));
-        Some(victims)
+        for request in self.waiting.iter().filter(|request| request.may_resume() && !request.cancelled()) {
+            if !self.scheduler.knows(request.arrival) {
+                let arrival = Arrival {
+                    tenant: request.label,
+                    prompt_tokens: request.tokens.len(),
+                    cached_tokens: machine.cached_tokens(request.label, &request.tokens),
+                    restarts: request.restarts,
+                };
+                self.scheduler.arrive(request.came, request.arrival, arrival);
+            }
+        }
     }
 
-    fn has_place_for(&self, pool: &PagePool, pages_needed: usize, staying: &[usize], victims: &[usize]) -> bool {
-        let pages = |index: &usize| self.running[*index].pages();
-        let free = pool.counts().free + victims.iter().map(pages).sum::<usize>();
-        // What those who stay still need for their prompts is promised to them, and one more page each.
-        let promised = |index: &usize| pages_to_begin(&self.running[*index]).saturating_sub(pages(index)) + 1;
-        let promised: usize = staying.iter().map(promised).sum();
+    /// Whoever waited for too long for its first slot is told so.
+    fn expire(&mut self) {
+        let wait_max = Duration::from_millis(self.config.queue_wait_max_ms as u64);
+        let (load, now) = (self.load(|_| true), self.now);
+        for request in &self.waiting {
+            if request.restarts == 0 && now.saturating_sub(request.came) > wait_max {
+                request.deliver_error(StepError::Expired { retry_after_ms: load.retry_after_ms(0) });
+            }
+        }
+    }
+
+    /// Whether a request that waits could have a slot now, taking what others have too much of.
+    fn fit(&self, machine: &Machine<impl Compute>, key: Key) -> Fit {
+        let Some(request) = self.waiting.iter().find(|request| request.arrival == key) else { return Fit::Later };
+        let stalled = self.running.iter().any(|request| !request.has_room());
+        let has_slot = self.running.len() < self.config.sequences_max;
+        if !has_slot && !stalled && self.scheduler.victim_for_slot(request.label).is_none() {
+            return Fit::Later;
+        }
         // Whoever is alone may try: if even the whole pool is too small, its request fails.
-        staying.is_empty() || staying.len() < self.config.sequences_max && pages_needed + promised <= free
+        let fits = self.running.is_empty() || self.claim(machine, request).is_some();
+        if fits { Fit::Now } else { Fit::Later }
     }
 
-    /// Who loses its pages when a running request needs one and none is free.
-    pub(crate) fn victim_for_pages(&self) -> Option<usize> {
-        let all: Vec<usize> = (0..self.running.len()).collect();
-        self.first_to_go(&all, |_, _| true, Label::NOBODY)
+    /// Who gives pages for a request, stalled ones not counted.
+    fn claim(&self, machine: &Machine<impl Compute>, request: &Running) -> Option<Vec<Reclaim>> {
+        // What its own cache has of it comes with it, and no room is needed for that.
+        let needed = pages_to_begin(request) - machine.cached_tokens(request.label, &request.tokens) / PAGE_TOKENS;
+        let (mut free, mut promised) = (machine.pool.counts().free, 0);
+        for other in &self.running {
+            if other.has_room() {
+                // What those who stay still need for their prompts is promised to them, and one more page each.
+                promised += pages_to_begin(other).saturating_sub(other.pages()) + 1;
+            } else {
+                free += other.pages();
+            }
+        }
+        let missing = (needed + promised).saturating_sub(free);
+        let pages_of = |key| self.running.iter().find(|other| other.arrival == key).map_or(0, Running::pages);
+        self.scheduler.claim(request.label, needed, missing, pages_of)
     }
 
-    /// The place in `staying` of whoever is not read, else of the youngest of the tenant with the most slots, if `fair`
-    /// says so of that number and the slots of `label`.
-    fn first_to_go(&self, staying: &[usize], fair: impl Fn(usize, usize) -> bool, label: Label) -> Option<usize> {
-        let slots = |label| staying.iter().filter(|index| self.running[**index].label == label).count();
-        let stalled = staying.iter().rposition(|index| !self.running[*index].has_room());
-        stalled.or_else(|| {
-            let key = |index: &usize| {
-                let request = &self.running[*index];
-                (slots(request.label), Reverse(request.restarts), request.arrival)
-            };
-            let (place, index) = staying.iter().enumerate().max_by_key(|(_, index)| key(index))?;
-            fair(slots(self.running[*index].label), slots(label)).then_some(place)
-        })
+    /// Takes a slot and pages for a request that fits from whoever has to give them.
+    fn make_place(&mut self, machine: &mut Machine<impl Compute>, key: Key) {
+        let Some(label) = self.waiting.iter().find(|request| request.arrival == key).map(|request| request.label)
+        else {
+            return;
+        };
+        while let Some(stalled) = self.running.iter().rposition(|request| !request.has_room()) {
+            let waiting = self.waiting.iter().find(|request| request.arrival == key);
+            let has_pages = waiting.is_some_and(|request| self.has_pages_for(machine, request));
+            if self.running.len() < self.config.sequences_max && has_pages {
+                break;
+            }
+            self.preempt(machine, stalled);
+        }
+        if self.running.len() >= self.config.sequences_max
+            && let Some(victim) = self.scheduler.victim_for_slot(label)
+            && let Some(index) = self.running.iter().position(|request| request.arrival == victim)
+        {
+            self.preempt(machine, index);
+        }
+        self.note_pages(machine);
+        let Some(request) = self.waiting.iter().find(|request| request.arrival == key) else { return };
+        // What it will find in its cache is not to go for it.
+        let _pinned = machine.pin(request.label, &request.tokens);
+        for reclaim in self.claim(machine, request).unwrap_or_default() {
+            self.reclaim(machine, reclaim);
+        }
+    }
+
+    /// Nobody has to give a page for it.
+    fn has_pages_for(&self, machine: &Machine<impl Compute>, request: &Running) -> bool {
+        let promised = |other: &Running| pages_to_begin(other).saturating_sub(other.pages()) + 1;
+        let promised: usize = self.running.iter().map(promised).sum();
+        let cached = machine.cached_tokens(request.label, &request.tokens) / PAGE_TOKENS;
+        pages_to_begin(request) - cached + promised <= machine.pool.counts().free
+    }
+
+    fn reclaim(&mut self, machine: &mut Machine<impl Compute>, reclaim: Reclaim) {
+        match reclaim {
+            Reclaim::Cache(tenant, pages) => {
+                machine.evict(tenant, pages);
+            }
+            Reclaim::Request(key) => {
+                if let Some(index) = self.running.iter().position(|request| request.arrival == key) {
+                    self.preempt(machine, index);
+                }
+            }
+        }
+    }
+
+    fn give_slot(&mut self, machine: &mut Machine<impl Compute>, key: Key) {
+        let Some(index) = self.waiting.iter().position(|request| request.arrival == key) else {
+            return self.scheduler.forget(key);
+        };
+        let mut admitted = self.waiting.remove(index);
+        if let Err(error) = admitted.note_admission(self.counters.next_epoch()) {
+            admitted.refuse_row(error);
+            return self.scheduler.forget(key);
+        }
+        if self.role == Role::Whole {
+            let table = machine.begin_table(admitted.label, &admitted.tokens);
+            admitted.begin(table);
+        }
+        self.scheduler.admit(key);
+        if self.role == Role::Decode {
+            // Its prompt is another group's.
+            self.scheduler.prefilled(key);
+        }
+        self.running.push(admitted);
+    }
+
+    /// What each tenant has of the pages, as far as it matters for who gives.
+    fn note_pages(&mut self, machine: &Machine<impl Compute>) {
+        let holders = &mut self.page_holders;
+        holders.extend(self.running.iter().map(|request| request.label).chain(machine.caching_tenants()));
+        holders.sort_unstable();
+        holders.dedup();
+        let scheduler = &mut self.scheduler;
+        holders.retain(|tenant| {
+            let (held, cached) = machine.pages_of(*tenant);
+            scheduler.note_pages(*tenant, held, cached);
+            held > 0
+        });
+    }
+
+    /// Who loses its pages when a running request of `tenant` needs one and none is free: whoever is not read, else whom the
+    /// scheduler names. `None`: a cache gave pages instead.
+    pub(crate) fn victim_for_pages(&mut self, machine: &mut Machine<impl Compute>, tenant: Label) -> Option<usize> {
+        if let Some(stalled) = self.running.iter().rposition(|request| !request.has_room()) {
+            return Some(stalled);
+        }
+        self.note_pages(machine);
+        match self.scheduler.reclaim_for(tenant) {
+            Some(Reclaim::Cache(of, _)) if machine.evict(of, 1) > 0 => None,
+            Some(Reclaim::Request(key)) => self.running.iter().position(|request| request.arrival == key),
+            _ => self.running.len().checked_sub(1),
+        }
     }
 
     /// Takes slot and pages away. Recomputed later to the same bits: nothing that was sent changes.
     pub(crate) fn preempt(&mut self, machine: &mut Machine<impl Compute>, index: usize) {
-        let mut victim = self.running.remove(index);
+        let mut victim = self.take_out(index);
         victim.begin_anew();
-        self.preempted.push(victim);
+        self.waiting.push(victim);
         machine.reclaim();
+    }
+
+    /// A request has no slot any more.
+    pub(crate) fn take_out(&mut self, index: usize) -> Running {
+        let request = self.running.remove(index);
+        self.scheduler.forget(request.arrival);
+        request
     }
 
     /// The request in this place gives way, modulo their number; `None`: whoever gives way for pages. `false`: nobody has a
@@ -128,7 +232,10 @@ impl Stepper {
     pub(crate) fn make_give_way(&mut self, machine: &mut Machine<impl Compute>, place: Option<usize>) -> bool {
         let index = match place {
             Some(place) => place.checked_rem(self.running.len()),
-            None => self.victim_for_pages(),
+            None => {
+                let label = self.running.first().map(|request| request.label);
+                label.and_then(|label| self.victim_for_pages(machine, label))
+            }
         };
         if let Some(index) = index {
             self.preempt(machine, index);
@@ -136,12 +243,27 @@ impl Stepper {
         index.is_some()
     }
 
-    /// Everybody inside the engine, by tenant: what the queue's bounds count besides those who wait in it.
+    /// Everybody inside the engine, by tenant: what the queue's bounds count besides those who came since.
     pub(crate) fn count_inside(&self, queue: &mut Queue) {
+        queue.costs = *self.scheduler.costs();
         queue.inside.clear();
-        for Running { label, .. } in self.running.iter().chain(&self.preempted) {
-            *queue.inside.entry(*label).or_default() += 1;
+        for (requests, running) in [(&self.running, 1), (&self.waiting, 0)] {
+            for request in requests {
+                let inside = queue.inside.entry(request.label).or_default();
+                *inside = inside.and(self.load_of(request, running));
+            }
         }
+    }
+
+    /// Requests that are inside, and that `counts` says yes to.
+    fn load(&self, counts: impl Fn(&Running) -> bool) -> Load {
+        let running = self.running.iter().filter(|request| counts(request)).map(|request| self.load_of(request, 1));
+        let waiting = self.waiting.iter().filter(|request| counts(request)).map(|request| self.load_of(request, 0));
+        running.chain(waiting).fold(Load::default(), Load::and)
+    }
+
+    fn load_of(&self, request: &Running, running: usize) -> Load {
+        Load { running, waiting: 1 - running, work_ns: work_ns(self.scheduler.costs(), request) }
     }
 }
 

@@ -16,7 +16,7 @@ use engine_handoff::Incarnation;
 use engine_kernels::{KvKind, KvShape, KvStore};
 use engine_kv::{PageCounts, PageFormat, PagePool};
 use engine_model::Model;
-use engine_scheduler::Tenancy;
+use engine_scheduler::{Bounds, Full, Tenancy};
 use policies_domain::{Epoch, Permit, Sealer};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,9 +24,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{fmt, io};
 use tokio::sync::mpsc;
-
-/// What a full queue tells a client to wait: about the time of one short answer.
-const RETRY_AFTER_MS: u64 = 1000;
 
 /// A running engine. Clones share it; the last one to go stops it.
 #[derive(Clone)]
@@ -209,16 +206,17 @@ impl Engine {
         };
         // INVARIANT: `config.check` bounds `pages` below half of `u32::MAX`.
         let first_page = if split == Split::Copy { u32::try_from(config.pages).unwrap_or(u32::MAX) } else { 0 };
-        let (of_decode, page_bytes) = cpu_machine(&model, config, decode_threads, first_page)?;
+        let (mut of_decode, page_bytes) = cpu_machine(&model, config, decode_threads, first_page)?;
         let (fingerprint, context_max) =
             (model.fingerprint(config.kv), config.context_max(model.config().context_length));
-        let inbox = Arc::new(Inbox::new(config.sequences_max + config.queue_max));
+        let bounds = Bounds::new(config.sequences_max + config.queue_max, tenancy.clone());
+        let inbox = Arc::new(Inbox::with_bounds(bounds));
+        if config.prefix_cache && matches!(split, Split::Off | Split::Relabel | Split::Auto) {
+            of_decode.keep_prefixes(random()?, fingerprint);
+        }
         let counters = Arc::new(Counters::new());
-        let stepper = |role| {
-            let mut stepper = Stepper::new(role, inbox.clone(), counters.clone(), config);
-            stepper.tenancy = tenancy.clone();
-            stepper
-        };
+        let costs = of_decode.costs;
+        let stepper = |role| Stepper::new(role, inbox.clone(), counters.clone(), config).on_terms(&tenancy, costs);
         let mut threads = Threads { alive: Arc::new(Alive(counters.clone(), inbox.clone())), running: Vec::new() };
         let mut pools = vec![of_decode.pool.clone()];
         #[cfg(feature = "fault-injection")]
@@ -270,6 +268,9 @@ impl Engine {
             (Split::Copy, _) => {
                 let (mut of_prefill, _) = cpu_machine(&model, config, prefill_threads, 0)?;
                 pools.push(of_prefill.pool.clone());
+                if config.prefix_cache {
+                    of_prefill.keep_prefixes(random()?, fingerprint);
+                }
                 let (decode, prefill) = groups(terms(&of_decode.compute)?)?;
                 let between = Between::new(inbox.clone());
                 let ends = between.clone();
@@ -449,7 +450,9 @@ pub(crate) fn cpu_machine(
     let compute = CpuCompute::new(model, store, threads, config.step_tokens_max());
     let compat = u16::from_le_bytes([fingerprint[0], fingerprint[1]]);
     let (count, format, boot_secret) = (config.pages, page_format(config.kv), random()?);
-    Ok((Machine::new(compute, Pages { count, first, boot_secret, format, compat }), page_bytes))
+    let mut machine = Machine::new(compute, Pages { count, first, boot_secret, format, compat });
+    machine.calibrate();
+    Ok((machine, page_bytes))
 }
 
 /// Puts a request into the inbox of an engine whose context has `context_max` tokens.
@@ -488,7 +491,8 @@ pub(crate) fn enqueue_after(
     let steps = Steps::new(request.request, receiver, inbox.clone(), prompt_tokens);
     match inbox.push(request) {
         Ok(()) => Ok(steps),
-        Err(Refused::Full) => Err(SubmitError::Full { retry_after_ms: RETRY_AFTER_MS }),
+        Err(Refused::Full(Full::Engine { retry_after_ms })) => Err(SubmitError::Full { retry_after_ms }),
+        Err(Refused::Full(Full::Tenant { retry_after_ms })) => Err(SubmitError::TenantFull { retry_after_ms }),
         Err(Refused::Stopped) => Err(SubmitError::Stopped),
     }
 }

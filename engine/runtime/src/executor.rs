@@ -14,6 +14,7 @@ use crate::sequence::Sequence;
 use crate::step::{Role, Stepper};
 use crate::steps::Steps;
 use engine_kv::{PAGE_TOKENS, PageFormat, PagePool};
+use engine_scheduler::Tenancy;
 use policies_domain::{Label, RequestId, Sealer};
 use std::fmt;
 use std::sync::Arc;
@@ -31,7 +32,18 @@ impl<C: Compute> StepExecutor<C> {
         let pages = Pages { count: config.pages, first: 0, boot_secret, format: PageFormat::F32, compat: 0 };
         let inbox = Arc::new(Inbox::new(config.sequences_max + config.queue_max));
         let stepper = Stepper::new(Role::Whole, inbox, Arc::new(Counters::new()), config);
-        Self { stepper, machine: Machine::new(compute, pages) }
+        let mut machine = Machine::new(compute, pages);
+        if config.prefix_cache {
+            machine.keep_prefixes(boot_secret, [7; 32]);
+        }
+        Self { stepper, machine }
+    }
+
+    /// The same for these tenants.
+    #[must_use]
+    pub fn for_tenants(mut self, tenancy: &Tenancy) -> Self {
+        self.stepper = self.stepper.for_tenants(tenancy);
+        self
     }
 
     /// Queues a request. Its text comes sealed by `sealer`.

@@ -1,29 +1,31 @@
 //! How requests reach the engine's thread, and how it sleeps when there is nothing to do.
 
 use crate::running::Running;
+use engine_scheduler::{Bounds, CostModel, Costs, Full, Load, Tenancy};
 use policies_domain::Label;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Requests that wait for a slot, and how many are inside already.
-#[derive(Default)]
+/// Requests that came, and what is inside already.
 pub(crate) struct Queue {
-    pub(crate) waiting: VecDeque<Running>,
-    /// Running and preempted requests by tenant, as of the engine's last look.
-    pub(crate) inside: HashMap<Label, usize>,
+    /// Those that the engine has not taken yet.
+    pub(crate) came: VecDeque<Running>,
+    /// All others by tenant, as of the engine's last look.
+    pub(crate) inside: HashMap<Label, Load>,
+    /// What requests cost, as of the engine's last look.
+    pub(crate) costs: CostModel,
     /// Requests that were queued so far.
     arrivals: u64,
+    /// Requests that were refused since one was taken.
+    refused: u32,
 }
 
 /// How requests come in. Shared by the engine's handle, its thread and every [`crate::Steps`].
 pub(crate) struct Inbox {
     queue: Mutex<Queue>,
-    /// Requests inside and waiting together.
-    places: usize,
-    /// Of one tenant: a quarter of all places is always left to the others.
-    places_of_one: usize,
+    bounds: Bounds,
     woken: Condvar,
     /// The engine's thread has found nothing to do and is about to wait, or waits.
     asleep: AtomicBool,
@@ -33,22 +35,36 @@ pub(crate) struct Inbox {
 /// Why a request was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    Full,
+    Full(Full),
     Stopped,
 }
 
-/// Of so many places, how many one tenant may have.
-pub(crate) fn places_of_one(places: usize) -> usize {
-    (places - places / 4).max(1)
+/// Tokens that an answer has until somebody knows better.
+const ANSWER_TOKENS_EXPECTED: usize = 256;
+
+/// What a request still costs, in nanoseconds.
+pub(crate) fn work_ns(costs: &CostModel, request: &Running) -> u64 {
+    let answer = request.tokens_max.saturating_sub(request.tokens.len()).min(ANSWER_TOKENS_EXPECTED);
+    costs.request_ns(request.tokens.len(), request.computed, answer)
 }
 
 impl Inbox {
     /// `places`: how many requests may run and wait in all.
     pub(crate) fn new(places: usize) -> Self {
+        Self::with_bounds(Bounds::new(places, Tenancy::default()))
+    }
+
+    pub(crate) fn with_bounds(bounds: Bounds) -> Self {
+        let queue = Queue {
+            came: VecDeque::new(),
+            inside: HashMap::new(),
+            costs: CostModel::new(Costs::GUESS),
+            arrivals: 0,
+            refused: 0,
+        };
         Self {
-            queue: Mutex::new(Queue::default()),
-            places,
-            places_of_one: places_of_one(places),
+            queue: Mutex::new(queue),
+            bounds,
             woken: Condvar::new(),
             asleep: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -62,36 +78,46 @@ impl Inbox {
         if self.is_stopped() {
             return Err(Refused::Stopped);
         }
-        if !self.has_place(&queue, request.label) {
+        if let Err(full) = self.check(&queue, request.label) {
             // Those who left while they waited hold no place.
-            queue.waiting.retain(|request| !request.cancelled());
-            if !self.has_place(&queue, request.label) {
-                return Err(Refused::Full);
+            queue.came.retain(|request| !request.cancelled());
+            if self.check(&queue, request.label).is_err() {
+                queue.refused = queue.refused.saturating_add(1);
+                return Err(Refused::Full(full));
             }
         }
         request.arrival = queue.arrivals;
         queue.arrivals += 1;
-        queue.waiting.push_back(request);
+        queue.refused = 0;
+        queue.came.push_back(request);
         drop(queue);
         self.woken.notify_one();
         Ok(())
     }
 
-    fn has_place(&self, Queue { waiting, inside, .. }: &Queue, label: Label) -> bool {
-        let of_one = waiting.iter().filter(|request| request.label == label).count();
-        let of_one = of_one + inside.get(&label).copied().unwrap_or_default();
-        waiting.len() + inside.values().sum::<usize>() < self.places && of_one < self.places_of_one
+    fn check(&self, queue: &Queue, label: Label) -> Result<(), Full> {
+        let Queue { came, inside, costs, refused, .. } = queue;
+        let load = |request: &Running| Load { running: 0, waiting: 1, work_ns: work_ns(costs, request) };
+        let came = came.iter().map(|request| (request.label, load(request)));
+        let (mut own, mut all) = (Load::default(), Load::default());
+        for (tenant, load) in came.chain(inside.iter().map(|(tenant, load)| (*tenant, *load))) {
+            all = all.and(load);
+            own = if tenant == label { own.and(load) } else { own };
+        }
+        self.bounds.check(label, own, all, *refused)
     }
 
+    /// Requests that have no slot.
     pub(crate) fn waiting(&self) -> usize {
-        self.lock().waiting.len()
+        let queue = self.lock();
+        queue.came.len() + queue.inside.values().map(|load| load.waiting).sum::<usize>()
     }
 
     /// Nothing runs any more: whoever waits is let go, which its client sees as the engine's end.
     pub(crate) fn stop(&self) {
         let mut queue = self.lock();
         self.stopped.store(true, Ordering::SeqCst);
-        queue.waiting.clear();
+        queue.came.clear();
         drop(queue);
         self.woken.notify_one();
     }

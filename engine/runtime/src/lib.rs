@@ -19,6 +19,7 @@ mod fault;
 mod inbox;
 mod machine;
 mod outlet;
+mod periods;
 mod remote;
 mod running;
 mod sampling;

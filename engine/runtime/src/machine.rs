@@ -1,12 +1,18 @@
 //! What a group of requests is computed on: a model with its pages, the ledger that says whose they are, and its log.
 
+mod calibration;
+
 use crate::compute::Compute;
 use crate::custody::{self, Custody, Difference};
 use crate::steps::StepError;
 use crate::traced_table::TracedTable;
 use engine_kernels::PageRef;
-use engine_kv::{AllocateError, BlockTable, Capability, HeldPage, Ledger, LedgerConfig, PageFormat, PagePool};
-use policies_domain::{PageId, PageRead, PageTrace};
+use engine_kv::{
+    AllocateError, BlockTable, Capability, HeldPage, Hit, Ledger, LedgerConfig, PageFormat, PagePool, PrefixCache,
+    PrefixCacheConfig,
+};
+use engine_scheduler::Costs;
+use policies_domain::{Label, PageId, PageRead, PageTrace};
 
 /// A model, its pages, and what is known of them. One thread works on it at a time.
 pub(crate) struct Machine<C> {
@@ -17,6 +23,10 @@ pub(crate) struct Machine<C> {
     pub(crate) entries: Entries,
     /// Number of its first page in all that others are told: no two pools of an engine have a page of the same number.
     pub(crate) first_page: u32,
+    /// What its passes cost.
+    pub(crate) costs: Costs,
+    /// What earlier requests have left for later ones of their tenants, where that is wanted.
+    pub(crate) cache: Option<PrefixCache>,
 }
 
 /// What a machine's ledger is made from.
@@ -57,7 +67,22 @@ impl<C: Compute> Machine<C> {
         let pages = u32::try_from(count).unwrap_or(u32::MAX);
         let config = LedgerConfig { pages, boot_secret, format, compat, events_max: custody::events_max(pages) };
         let pool = PagePool::new(Ledger::new(config));
-        Self { compute, pool, custody: Custody::new(pages), entries: Entries::default(), first_page: first }
+        Self {
+            compute,
+            pool,
+            custody: Custody::new(pages),
+            entries: Entries::default(),
+            first_page: first,
+            costs: Costs::GUESS,
+            cache: None,
+        }
+    }
+
+    /// Measures what passes cost, before anybody has a page. Costs stay guessed when a pass could not be made.
+    pub(crate) fn calibrate(&mut self) {
+        if let Some(costs) = calibration::measure(&mut self.compute, self.pool.counts().total) {
+            self.costs = costs;
+        }
     }
 
     /// Scrubs and frees what was given back.
@@ -65,6 +90,63 @@ impl<C: Compute> Machine<C> {
         let compute = &mut self.compute;
         self.pool.reclaim(|page| compute.scrub(page.0).is_ok());
         self.follow();
+    }
+
+    /// From here on pages of earlier requests are used again. `secret`: fresh random bytes; `fingerprint`: of all that decides
+    /// what is in a page besides the tokens.
+    pub(crate) fn keep_prefixes(&mut self, secret: [u8; 32], fingerprint: [u8; 32]) {
+        let config = PrefixCacheConfig { boot_secret: secret, fingerprint, adapter_generation: 0 };
+        self.cache = Some(PrefixCache::new(&self.pool, config));
+    }
+
+    /// Tokens at the beginning of a prompt that the tenant's cache has.
+    pub(crate) fn cached_tokens(&self, tenant: Label, tokens: &[u32]) -> usize {
+        self.cache.as_ref().map_or(0, |cache| cache.peek(tenant, tokens, prefix_max(tokens)))
+    }
+
+    /// A block table for these tokens: it begins with what the tenant's cache has of them, which is its own from now on. The
+    /// last token is always computed.
+    pub(crate) fn begin_table(&mut self, tenant: Label, tokens: &[u32]) -> BlockTable {
+        match &mut self.cache {
+            Some(cache) => BlockTable::with_prefix(cache.lookup(tenant, tokens, prefix_max(tokens))),
+            None => BlockTable::new(&self.pool, tenant),
+        }
+    }
+
+    /// What the tenant's cache has of these tokens stays there as long as this is held.
+    pub(crate) fn pin(&mut self, tenant: Label, tokens: &[u32]) -> Option<Hit> {
+        self.cache.as_mut().map(|cache| cache.lookup(tenant, tokens, prefix_max(tokens)))
+    }
+
+    /// Keeps the full pages of a table, whose tokens these are, for later requests of its tenant, which keeps `pages_max` pages
+    /// at most.
+    pub(crate) fn publish(&mut self, tokens: &[u32], table: &mut BlockTable, pages_max: usize) {
+        if let Some(cache) = &mut self.cache {
+            cache.publish(tokens, table, pages_max);
+        }
+    }
+
+    /// Tenants that have a cache.
+    pub(crate) fn caching_tenants(&self) -> impl Iterator<Item = Label> {
+        self.cache.iter().flat_map(PrefixCache::domains)
+    }
+
+    /// A tenant's pages, and those of them that nothing but its cache holds.
+    pub(crate) fn pages_of(&self, tenant: Label) -> (usize, usize) {
+        (self.pool.held_by(tenant), if self.cache.is_some() { self.pool.kept_alone(tenant) } else { 0 })
+    }
+
+    /// Pages that nothing but caches hold.
+    pub(crate) fn cached(&self) -> usize {
+        self.caching_tenants().map(|tenant| self.pool.kept_alone(tenant)).sum()
+    }
+
+    /// Takes pages from a tenant's cache. Returns how many came free.
+    pub(crate) fn evict(&mut self, tenant: Label, pages: usize) -> usize {
+        let Some(cache) = &mut self.cache else { return 0 };
+        let freed = cache.evict(tenant, pages);
+        self.reclaim();
+        freed
     }
 
     /// Takes in what the log says.
@@ -122,6 +204,11 @@ impl<C: Compute> Machine<C> {
         }
         trace
     }
+}
+
+/// Of these tokens, how many may come from a cache: the logits after the last one are wanted.
+fn prefix_max(tokens: &[u32]) -> usize {
+    tokens.len().saturating_sub(1)
 }
 
 /// As the kernels take a capability.

@@ -145,8 +145,12 @@ pub(crate) enum Said {
     /// Pages were read.
     Read {
         trace: PageTrace,
-        /// What that took, microseconds.
+        /// What the steps took in which that happened, microseconds.
         prefill_us: u64,
+        /// Its own part of what these steps took, nanoseconds.
+        cost_ns: u64,
+        /// Tokens of the prompt that were not computed, because the tenant's cache had them.
+        cached_tokens: usize,
     },
     /// The prompt cannot be computed, or not whole. Nothing follows.
     Failed(StepError),

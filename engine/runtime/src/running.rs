@@ -15,7 +15,7 @@ use engine_kernels::PageRef;
 use engine_kv::{BlockTable, PAGE_TOKENS};
 use policies_domain::{Completion, Epoch, FinishReason, Label, PageTrace, RequestId, Sealer, Step};
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A request from submission to its last step. Dropping it frees its pages.
 pub(crate) struct Running {
@@ -51,6 +51,10 @@ pub(crate) struct Running {
     /// Its number among all that were queued: the oldest has the lowest.
     pub(crate) arrival: u64,
     pub(crate) timings: Timings,
+    /// When the step loop took it in.
+    pub(crate) came: Duration,
+    /// What was computed for it cost so much, in nanoseconds, and whoever answers for it was not told yet.
+    pub(crate) cost_ns: u64,
     /// How often it was preempted.
     pub(crate) restarts: u32,
     /// Handoffs of it that ended for no reason of its own.
@@ -144,6 +148,8 @@ impl Running {
             submitted: Instant::now(),
             arrival: 0,
             timings: Timings::default(),
+            came: Duration::ZERO,
+            cost_ns: 0,
             restarts,
             handoffs_failed: 0,
             restarted: false,
@@ -206,8 +212,13 @@ impl Running {
         }
     }
 
-    /// It gets pages, none of which it has read. When a step was delivered before, its reader learns that these are others.
+    /// It gets pages, of which it has read nothing. Those that its tenant's cache had are computed already. When a step was
+    /// delivered before, its reader learns that these are others.
     pub(crate) fn begin(&mut self, block_table: BlockTable) {
+        self.computed = block_table.tokens();
+        if self.restarts == 0 {
+            self.cached_tokens = self.computed;
+        }
         self.hold(block_table);
         self.restarted |= matches!(&self.outlet, Outlet::Reader(reader) if reader.has_begun());
     }
@@ -294,7 +305,10 @@ impl Running {
             return self.refuse_row(error);
         }
         if let Outlet::Group(group) = &self.outlet {
-            group.say(Said::Read { trace, prefill_us: std::mem::take(&mut self.timings.prefill_us) });
+            let (prefill_us, cost_ns) =
+                (std::mem::take(&mut self.timings.prefill_us), std::mem::take(&mut self.cost_ns));
+            let cached_tokens = self.cached_tokens;
+            group.say(Said::Read { trace, prefill_us, cost_ns, cached_tokens });
         }
         Next::GoesOn
     }
@@ -302,7 +316,10 @@ impl Running {
     /// Takes in what the prefill group said: for the reader, as soon as it reads.
     pub(crate) fn hear(&mut self, said: Said) {
         self.heard.push_back(match said {
-            Said::Read { trace, prefill_us } => {
+            Said::Read { trace, prefill_us, cost_ns: _, cached_tokens } => {
+                if self.restarts == 0 {
+                    self.cached_tokens = cached_tokens;
+                }
                 self.timings.prefill_us += prefill_us;
                 Heard::Read { trace, restarted: std::mem::take(&mut self.restarted) }
             }

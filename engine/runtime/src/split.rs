@@ -147,11 +147,13 @@ fn measure(compute: &impl Compute, key: &ContentKey, pages: &[PageSlot]) -> (Vec
     (landed, totals.layers)
 }
 
-/// The life of one of these pages, as long as the ledger has it in this state.
+/// The life of one of these pages, as long as the ledger has it in this state; or, where pages are offered, as one that the
+/// tenant's later requests may hold as well.
 fn life_of(pool: &PagePool, pages: &[PageSlot], state: PageState, page: policies_domain::PageId) -> Option<Generation> {
     let held = pages.iter().find(|held| held.page == page)?;
     let label = pool.label(page)?;
-    (label.state == state && label.generation == held.generation).then_some(label.generation)
+    let shared = state == PageState::Outbound && label.state == PageState::Shared;
+    ((label.state == state || shared) && label.generation == held.generation).then_some(label.generation)
 }
 
 /// Takes pages out of use, but for those that are somebody else's by now. Without suspicion, those that wait for their scrub
@@ -160,7 +162,8 @@ fn quarantine<C>(machine: &Machine<C>, pages: &[PageSlot], evidence: bool) {
     let reason = if evidence { QuarantineReason::VerifyFailed } else { QuarantineReason::Timeout };
     for page in pages {
         let label = machine.pool.label(page.page);
-        let held = |label: &PageLabel| evidence || label.state != PageState::Draining;
+        // A shared page is not written, and is free only after whoever copies it: without suspicion nobody loses it.
+        let held = |label: &PageLabel| evidence || !matches!(label.state, PageState::Draining | PageState::Shared);
         if label.filter(held).is_some_and(|label| label.generation == page.generation) {
             machine.pool.quarantine(page.page, reason);
         }

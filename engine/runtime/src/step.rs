@@ -15,6 +15,7 @@ use crate::engine::Counters;
 use crate::fault::Planted;
 use crate::inbox::{Inbox, Queue};
 use crate::machine::Machine;
+use crate::periods::Periods;
 use crate::running::{Next, Running};
 use crate::sampling::SamplingScratch;
 use crate::steps::StepError;
@@ -23,8 +24,8 @@ use engine_handoff::FirstStep;
 use engine_kernels::{PageFault, Span};
 use engine_kv::{AllocateError, PAGE_TOKENS};
 use engine_model::ForwardError;
-use engine_scheduler::Tenancy;
-use policies_domain::{PageId, PageTrace, QuarantineReason};
+use engine_scheduler::{Chunk, CostModel, Costs, Key, Pass, Row, Scheduler, SchedulerConfig, Tenancy};
+use policies_domain::{Label, PageId, PageTrace, QuarantineReason};
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,10 +33,10 @@ use std::time::{Duration, Instant};
 
 /// Free pages whose memory an idle engine keeps, for a quick start of the next short request: 24 MB of the default model.
 pub(crate) const PAGES_KEPT: usize = 64;
-/// At this depth chunks are half as long as at the beginning: about where a token costs twice as much.
-const CHUNK_DEPTH: usize = 1024;
-/// Tokens that the widest matrix kernel takes at once; chunks are multiples of it.
-const CHUNK_STEP: usize = 8;
+/// How often a group that cannot go on looks at who has waited for too long.
+const LOOK: Duration = Duration::from_millis(250);
+/// A request that waited for this long lets nobody pass any more.
+const AGE_BOUND: Duration = Duration::from_secs(2);
 
 /// What a step loop does of a request's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +59,18 @@ pub(crate) struct Stepper {
     pub(crate) tenancy: Tenancy,
     /// Requests that hold a slot, the last admitted last. At most `sequences_max`.
     pub(crate) running: Vec<Running>,
-    /// Requests that lost slot and pages to others. The inbox bounds them together with all others.
-    pub(crate) preempted: Vec<Running>,
+    /// Requests that have no slot yet, or gave it up to others. The inbox bounds them together with all others.
+    pub(crate) waiting: Vec<Running>,
+    /// Who gets what. It knows all that run, and those of the waiting that could.
+    pub(crate) scheduler: Scheduler,
+    /// What time it is: whoever drives the group says so before each look and each step.
+    pub(crate) now: Duration,
+    /// Passes cost what they took. Else they cost what was predicted, and the same calls make the same steps.
+    pub(crate) measures: bool,
+    /// When steps of exclusive tenants begin again.
+    pub(crate) periods: Periods,
+    /// Tenants that had pages when it was last looked.
+    pub(crate) page_holders: Vec<Label>,
     /// Requests that a prefill group is done with.
     pub(crate) left: Vec<Left>,
     /// Pages that are needed come back when a handoff has ended.
@@ -69,8 +80,8 @@ pub(crate) struct Stepper {
     group: Vec<Part>,
     spans: Vec<Span<'static>>,
     read_sets: Vec<u64>,
-    /// Round robin over prefills.
-    prefill_turn: usize,
+    chunks: Vec<Chunk>,
+    costs_ns: Vec<u64>,
     #[cfg(feature = "fault-injection")]
     pub(crate) planted: Planted,
 }
@@ -136,23 +147,46 @@ impl Stepper {
             counters,
             config,
             running: Vec::with_capacity(config.sequences_max),
-            preempted: Vec::new(),
+            waiting: Vec::new(),
+            scheduler: scheduler(&config, Tenancy::default(), Costs::GUESS),
+            now: Duration::ZERO,
+            measures: false,
+            periods: Periods::default(),
+            page_holders: Vec::new(),
             left: Vec::new(),
             pages_awaited: false,
             scratch: SamplingScratch::new(),
             group: Vec::new(),
             spans: Vec::new(),
             read_sets: Vec::new(),
-            prefill_turn: 0,
+            chunks: Vec::new(),
+            costs_ns: Vec::new(),
             #[cfg(feature = "fault-injection")]
             planted: Planted::default(),
         }
     }
 
+    /// For these tenants, on a machine whose passes cost this much. Passes are timed from here on.
+    pub(crate) fn on_terms(mut self, tenancy: &Tenancy, costs: Costs) -> Self {
+        self = self.for_tenants(tenancy);
+        *self.scheduler.costs_mut() = CostModel::new(costs);
+        self.measures = true;
+        self
+    }
+
+    /// For these tenants. It has nothing to do yet.
+    pub(crate) fn for_tenants(mut self, tenancy: &Tenancy) -> Self {
+        self.scheduler = scheduler(&self.config, tenancy.clone(), Costs::GUESS);
+        self.tenancy = tenancy.clone();
+        self
+    }
+
     /// Runs until the engine's handle is gone.
     pub(crate) fn run(mut self, mut machine: Machine<impl Compute>) {
         machine.compute.tie_caller();
-        while self.gather(&mut machine) {
+        let started = Instant::now();
+        while self.gather(&mut machine, started) {
+            self.now = started.elapsed();
             self.step(&mut machine);
         }
         self.end();
@@ -160,17 +194,26 @@ impl Stepper {
 
     /// Tells everybody that nothing follows.
     pub(crate) fn end(&mut self) {
-        for request in self.running.drain(..).chain(self.preempted.drain(..)) {
+        for request in self.running.drain(..).chain(self.waiting.drain(..)) {
             request.deliver_error(StepError::Stopped);
         }
     }
 
     /// Admits whoever may have a slot; sleeps when nobody can go on. `false`: the engine is stopped.
-    fn gather(&mut self, machine: &mut Machine<impl Compute>) -> bool {
+    fn gather(&mut self, machine: &mut Machine<impl Compute>, started: Instant) -> bool {
         // Scrubbing takes a while: as much of it as possible happens before the queue is locked.
         self.forget_the_cancelled(machine);
         let inbox = self.inbox.clone();
-        inbox.wait_until(None, |queue| self.look(machine, queue))
+        inbox.wait_until(self.pause(), |queue| {
+            self.now = started.elapsed();
+            self.look(machine, queue)
+        })
+    }
+
+    /// How long the group may sleep when nobody can go on; as long as nobody comes or reads when `None`.
+    pub(crate) fn pause(&self) -> Option<Duration> {
+        let next = self.periods.next(self.running.iter().map(|request| request.label), self.now);
+        next.or_else(|| (!self.waiting.is_empty()).then_some(LOOK))
     }
 
     /// Admits whoever may have a slot. `false`: nobody can go on.
@@ -181,28 +224,78 @@ impl Stepper {
         if self.running.is_empty() {
             machine.compute.give_back(PAGES_KEPT);
         }
-        self.running.iter().any(|request| request.has_room() && (self.role == Role::Whole || request.is_here()))
+        let here = |request: &Running| self.role == Role::Whole || request.is_here();
+        self.running.iter().any(|request| request.has_room() && here(request) && self.is_due(request.label))
     }
 
-    /// One chunk of somebody's prompt, one token of everybody else.
+    /// Chunks of prompts, one token of everybody else.
     pub(crate) fn step(&mut self, machine: &mut Machine<impl Compute>) {
-        self.prefill_one_chunk(machine);
+        let left_us = self.left_us();
+        self.prefill_chunks(machine, left_us);
         self.decode_once(machine);
+        self.periods.begin(self.now, self.target());
     }
 
-    /// The next chunk of one prompt.
-    pub(crate) fn prefill_one_chunk(&mut self, machine: &mut Machine<impl Compute>) {
-        let turns = self.running.len();
-        let candidate = (0..turns)
-            .map(|offset| (self.prefill_turn + offset) % turns)
-            .find(|index| self.prefills(&self.running[*index]) && self.running[*index].has_room());
-        let Some(index) = candidate else { return };
-        let first = self.running[index].computed;
-        let end = self.running[index].tokens.len().min(first + self.chunk_tokens(first));
-        let Some(index) = self.make_room(machine, index, end) else { return };
-        self.prefill_turn = index + 1;
-        let ticket = self.running[index].ticket;
-        self.pass(machine, Stage::Prefill, &[Part { index, ticket, first, end, guesses: 0 }]);
+    /// How long a step is to take.
+    pub(crate) fn target(&self) -> Duration {
+        Duration::from_millis(self.config.step_target_ms as u64)
+    }
+
+    /// What decoding leaves of a step, in microseconds; less than nothing when it takes longer than a step should.
+    pub(crate) fn left_us(&self) -> f64 {
+        let decodes =
+            self.running.iter().filter(|request| request.decodes() && request.is_here() && request.has_room());
+        let rows = decodes.map(|request| Row { tokens: 1, depth: request.computed });
+        self.target().as_secs_f64() * 1e6 - self.scheduler.costs().predict_us(Pass::Decode, rows)
+    }
+
+    /// Whether steps may be made for this tenant now.
+    fn is_due(&self, tenant: Label) -> bool {
+        !self.measures || !self.tenancy.of(tenant).exclusive || self.periods.is_due(tenant, self.now)
+    }
+
+    /// The next chunks of prompts, in one pass, for which there are so many microseconds.
+    pub(crate) fn prefill_chunks(&mut self, machine: &mut Machine<impl Compute>, left_us: f64) {
+        let mut chunks = std::mem::take(&mut self.chunks);
+        chunks.clear();
+        self.scheduler.plan_prefill(left_us, |key| self.rest_of_prompt(key), &mut chunks);
+        chunks.retain(|chunk| self.make_room_for(machine, *chunk));
+        let mut group = std::mem::take(&mut self.group);
+        group.clear();
+        // Room for one of them may have cost another one its pages.
+        group.extend(chunks.iter().filter_map(|chunk| self.prefill_part(*chunk)));
+        group.sort_unstable_by_key(|part| part.index);
+        self.chunks = chunks;
+        if !group.is_empty() {
+            self.pass(machine, Stage::Prefill, &group);
+        }
+        self.group = group;
+    }
+
+    /// What is to be computed of a request's prompt; `None` when it cannot go on now.
+    fn rest_of_prompt(&self, key: Key) -> Option<Row> {
+        let request = self.running.iter().find(|request| request.arrival == key)?;
+        let goes_on = self.prefills(request) && request.has_room() && self.is_due(request.label);
+        goes_on.then_some(Row { tokens: request.tokens.len() - request.computed, depth: request.computed })
+    }
+
+    /// `false`: it has no pages for its chunk.
+    fn make_room_for(&mut self, machine: &mut Machine<impl Compute>, chunk: Chunk) -> bool {
+        let Some(index) = self.place_of_key(chunk.key) else { return false };
+        let end = self.running[index].computed + chunk.tokens;
+        self.make_room(machine, index, end).is_some()
+    }
+
+    fn prefill_part(&self, chunk: Chunk) -> Option<Part> {
+        let index = self.place_of_key(chunk.key)?;
+        let request = &self.running[index];
+        let (first, end) = (request.computed, request.computed + chunk.tokens);
+        let has_room = request.block_table.as_ref().is_some_and(|table| table.pages() * PAGE_TOKENS >= end);
+        has_room.then_some(Part { index, ticket: request.ticket, first, end, guesses: 0 })
+    }
+
+    fn place_of_key(&self, key: Key) -> Option<usize> {
+        self.running.iter().position(|request| request.arrival == key)
     }
 
     /// A prefill group computes all that it is given, what was sampled before a preemption included.
@@ -215,10 +308,33 @@ impl Stepper {
         let mut group = std::mem::take(&mut self.group);
         self.decode_group(machine, &mut group);
         self.guess(machine, &mut group);
+        // Nobody shares a pass with a tenant that is exclusive.
+        let mut alone: Vec<Label> = group.iter().filter_map(|part| self.exclusive(part)).collect();
+        alone.sort_unstable();
+        alone.dedup();
+        let mut apart: Vec<Part> = Vec::new();
+        if !alone.is_empty() {
+            apart = group.extract_if(.., |part| self.exclusive(part).is_some()).collect();
+        }
         if !group.is_empty() {
             self.pass(machine, Stage::Decode, &group);
         }
+        for tenant in alone {
+            group.clear();
+            // Places have moved with whoever ended.
+            let here = apart.iter().filter_map(|part| Some(Part { index: self.place_of(part.ticket)?, ..*part }));
+            group.extend(here.filter(|part| self.running[part.index].label == tenant));
+            if !group.is_empty() {
+                self.pass(machine, Stage::Decode, &group);
+            }
+        }
         self.group = group;
+    }
+
+    /// The tenant of a part, if nobody may share a pass with it.
+    fn exclusive(&self, part: &Part) -> Option<Label> {
+        let label = self.running[part.index].label;
+        self.tenancy.of(label).exclusive.then_some(label)
     }
 
     /// One forward pass, and what follows from it for each request of the group (in the order of `running`).
@@ -253,6 +369,8 @@ impl Stepper {
         self.spans = emptied(spans);
         // No thread of the pass touches a page any more, however it ended.
         assert!(machine.pool.retire_step(step).is_ok(), "one step at a time");
+        // Also when the client left in the middle: what was computed was computed.
+        self.charge(stage, group, started);
         if matches!(computed, Err(ForwardError::Stopped)) {
             return;
         }
@@ -273,7 +391,13 @@ impl Stepper {
                 {
                     self.refuse_reads(part.index)
                 }
-                (Ok(()), None) => self.conclude(machine, stage, part, spans.start, took_us),
+                (Ok(()), None) => {
+                    let next = self.conclude(machine, stage, part, spans.start, took_us);
+                    if next != Next::GoesOn || stage == Stage::Prefill {
+                        self.publish(machine, part.index);
+                    }
+                    next
+                }
                 (Ok(()), Some(fault)) => self.quarantine(machine, part.index, fault),
                 (Err(_), _) => self.running[part.index].deliver_error(StepError::Internal),
             };
@@ -290,6 +414,35 @@ impl Stepper {
         }
     }
 
+    /// Everybody in the pass pays its part of it.
+    fn charge(&mut self, stage: Stage, group: &[Part], started: Instant) {
+        let pass = match stage {
+            Stage::Prefill => Pass::Prefill,
+            Stage::Decode => Pass::Decode,
+        };
+        let rows = group.iter().map(|part| Row { tokens: part.end - part.first, depth: part.first });
+        let took = if self.measures {
+            started.elapsed()
+        } else {
+            Duration::from_secs_f64(self.scheduler.costs().predict_us(pass, rows.clone()) / 1e6)
+        };
+        let mut costs_ns = std::mem::take(&mut self.costs_ns);
+        costs_ns.clear();
+        costs_ns.extend(self.scheduler.costs().parts_ns(pass, rows.clone(), took));
+        if self.measures {
+            self.scheduler.costs_mut().observe(pass, rows, took);
+        }
+        for (part, cost_ns) in group.iter().zip(&costs_ns) {
+            let request = &mut self.running[part.index];
+            request.cost_ns += cost_ns;
+            self.scheduler.charge(request.arrival, *cost_ns);
+            if self.tenancy.of(request.label).exclusive {
+                self.periods.note(request.label);
+            }
+        }
+        self.costs_ns = costs_ns;
+    }
+
     /// The request that the part was planned for.
     fn row(&self, part: &Part) -> Result<&Running, StepError> {
         self.running.get(part.index).filter(|request| request.ticket == part.ticket).ok_or(StepError::RowBinding)
@@ -300,7 +453,7 @@ impl Stepper {
     }
 
     fn leave(&mut self, index: usize, first: Option<FirstStep>) {
-        let request = self.running.remove(index);
+        let request = self.take_out(index);
         if self.role == Role::Prefill {
             self.left.push(Left { request, first });
         }
@@ -321,8 +474,12 @@ impl Stepper {
             Stage::Prefill => request.timings.prefill_us += took_us,
             Stage::Decode => request.timings.decode_us += took_us,
         }
-        if let Err(error) = request.note_written(part.sure_end() - part.first) {
-            return request.deliver_error(error);
+        let written = request.note_written(part.sure_end() - part.first);
+        if request.computed == request.tokens.len() {
+            self.scheduler.prefilled(request.arrival);
+        }
+        if let Err(error) = written {
+            return self.running[part.index].deliver_error(error);
         }
         let trace = match request.table() {
             Ok((_, table)) => machine.told(table.tell()),
@@ -341,11 +498,29 @@ impl Stepper {
         }
     }
 
+    /// What is computed of a request is kept for later ones of its tenant, as far as nothing is wrong with it. A prompt that
+    /// somebody else goes on with is kept when it has arrived there.
+    pub(crate) fn publish(&mut self, machine: &mut Machine<impl Compute>, index: usize) {
+        let pages_max = self.scheduler.guaranteed_pages(self.running[index].label);
+        let request = &mut self.running[index];
+        let whole = request.computed >= request.prompt_tokens && !request.cancelled();
+        if self.role != Role::Prefill
+            && whole
+            && let Some(table) = &mut request.block_table
+        {
+            machine.publish(&request.tokens[..request.computed], table, pages_max);
+        }
+    }
+
     /// Who decodes in this step, with room for one more token each; the youngest lose their pages when there is none.
     fn decode_group(&mut self, machine: &mut Machine<impl Compute>, group: &mut Vec<Part>) {
         'group: loop {
             group.clear();
-            let ready = self.running.iter().enumerate().filter(|(_, request)| request.decodes() && request.has_room());
+            let ready = self
+                .running
+                .iter()
+                .enumerate()
+                .filter(|(_, request)| request.decodes() && request.has_room() && self.is_due(request.label));
             group.extend(ready.map(|(index, request)| Part {
                 index,
                 ticket: request.ticket,
@@ -368,14 +543,6 @@ impl Stepper {
         }
     }
 
-    /// Tokens of a chunk that begins at `first`. The deeper, the smaller: attention makes each token dearer, and a chunk
-    /// is what others wait for, and what goes on for a moment after its client has left.
-    fn chunk_tokens(&self, first: usize) -> usize {
-        let whole = self.config.prefill_chunk_tokens;
-        let tokens = whole * CHUNK_DEPTH / (CHUNK_DEPTH + first) / CHUNK_STEP * CHUNK_STEP;
-        tokens.max(CHUNK_STEP).min(whole)
-    }
-
     /// Grows the request's block table to `tokens`, taking pages from others if it must.
     ///
     /// Returns the request's place, which may have moved; `None` when it was itself the one to lose its pages, or failed.
@@ -383,7 +550,7 @@ impl Stepper {
         loop {
             match machine.grow(self.running[index].block_table.as_mut()?, tokens) {
                 Ok(()) => return Some(index),
-                Err(AllocateError::PoolExhausted { .. }) if self.running.len() > 1 => (),
+                Err(AllocateError::PoolExhausted { .. }) if self.running.len() > 1 || machine.cached() > 0 => (),
                 // Nobody is left to give way, as when pages are quarantined: waiting would be for ever.
                 Err(AllocateError::PoolExhausted { .. }) => {
                     self.fail(index, StepError::PoolExhausted);
@@ -394,7 +561,10 @@ impl Stepper {
                     return None;
                 }
             }
-            let victim = self.victim_for_pages()?;
+            let Some(victim) = self.victim_for_pages(machine, self.running[index].label) else {
+                // A cache gave its pages.
+                continue;
+            };
             let here = self.running[victim].is_here();
             self.preempt(machine, victim);
             if !here {
@@ -498,6 +668,11 @@ impl Stepper {
         request.deliver_error(error);
         self.leave(index, None);
     }
+}
+
+fn scheduler(config: &EngineConfig, tenancy: Tenancy, costs: Costs) -> Scheduler {
+    let EngineConfig { sequences_max: slots, pages, prefill_chunk_tokens: chunk_tokens_max, .. } = *config;
+    Scheduler::new(SchedulerConfig { tenancy, costs, slots, pages, chunk_tokens_max, age_bound: AGE_BOUND })
 }
 
 /// Gives the memory of a pass's spans back for the next one's.

@@ -218,7 +218,7 @@ async fn one_tenant_cannot_take_every_place() {
     };
     // A burst: more than the queue holds, and not more than run and wait in all.
     let _burst: Vec<_> = (0..6).map(|id| submit(ACME, id).unwrap()).collect();
-    assert!(matches!(submit(ACME, 6), Err(SubmitError::Full { .. })), "six of eight places are a tenant's most");
+    assert!(matches!(submit(ACME, 6), Err(SubmitError::TenantFull { .. })), "six of eight places are a tenant's most");
     let _others = [submit(GLOBEX, 7).unwrap(), submit(GLOBEX, 8).unwrap()];
     assert!(matches!(submit(GLOBEX, 9), Err(SubmitError::Full { .. })), "there are eight places in all");
 }

@@ -31,6 +31,30 @@ impl Load {
     fn requests(self) -> usize {
         self.running + self.waiting
     }
+
+    /// When one of these requests has ended, in milliseconds: after what one of them costs, on average, and later for
+    /// whoever was `refused` after others, so that they do not meet again.
+    #[must_use]
+    pub fn retry_after_ms(self, refused: u32) -> u64 {
+        let each_ms = self.work_ns / 1_000_000 / self.requests().max(1) as u64;
+        each_ms.saturating_mul(u64::from(refused) + 1).clamp(RETRY_AFTER_MS_MIN, RETRY_AFTER_MS_MAX)
+    }
+
+    /// Together with other requests.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            running: self.running + other.running,
+            waiting: self.waiting + other.waiting,
+            work_ns: self.work_ns.saturating_add(other.work_ns),
+        }
+    }
+}
+
+/// Of so many places, how many one tenant may have: a quarter is always left to the others.
+#[must_use]
+pub fn places_of_one(places: usize) -> usize {
+    (places - places / 4).max(1)
 }
 
 /// Why a request may not wait.
@@ -55,11 +79,6 @@ impl Bounds {
         Self { places, tenancy }
     }
 
-    /// Of all places, how many one tenant may have: a quarter is always left to the others.
-    fn places_of_one(&self) -> usize {
-        (self.places - self.places / 4).max(1)
-    }
-
     /// May one more request of `tenant` wait, which has these already, beside `all` of everybody? `refused` clients were told to
     /// come back since somebody was let in: each is sent away for longer than the one before, so that they do not meet again.
     ///
@@ -67,21 +86,14 @@ impl Bounds {
     /// [`Full`].
     pub fn check(&self, tenant: Label, own: Load, all: Load, refused: u32) -> Result<(), Full> {
         if all.requests() >= self.places {
-            return Err(Full::Engine { retry_after_ms: retry_after_ms(all, refused) });
+            return Err(Full::Engine { retry_after_ms: all.retry_after_ms(refused) });
         }
         let waiting_max = self.tenancy.of(tenant).queue_max.unwrap_or(usize::MAX);
-        if own.requests() >= self.places_of_one() || own.waiting >= waiting_max {
-            return Err(Full::Tenant { retry_after_ms: retry_after_ms(own, refused) });
+        if own.requests() >= places_of_one(self.places) || own.waiting >= waiting_max {
+            return Err(Full::Tenant { retry_after_ms: own.retry_after_ms(refused) });
         }
         Ok(())
     }
-}
-
-/// A place is free when one of these requests has ended: after what one of them costs, on average, and later for whoever was
-/// refused after others.
-fn retry_after_ms(load: Load, refused: u32) -> u64 {
-    let each_ms = load.work_ns / 1_000_000 / load.requests().max(1) as u64;
-    each_ms.saturating_mul(u64::from(refused) + 1).clamp(RETRY_AFTER_MS_MIN, RETRY_AFTER_MS_MAX)
 }
 
 #[cfg(test)]
@@ -120,9 +132,9 @@ mod tests {
 
     #[test]
     fn whoever_is_refused_later_comes_back_later_and_within_a_minute() {
-        let after = |refused| retry_after_ms(load(4, 6, 20), refused);
+        let after = |refused| load(4, 6, 20).retry_after_ms(refused);
         assert_eq!([after(0), after(1), after(4)], [2_000, 4_000, 10_000]);
         assert_eq!(after(u32::MAX), RETRY_AFTER_MS_MAX);
-        assert_eq!(retry_after_ms(Load::default(), 0), RETRY_AFTER_MS_MIN);
+        assert_eq!(Load::default().retry_after_ms(0), RETRY_AFTER_MS_MIN);
     }
 }

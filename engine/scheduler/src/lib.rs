@@ -12,7 +12,7 @@ mod pages;
 mod scheduler;
 mod terms;
 
-pub use admission::{Bounds, Full, Load};
+pub use admission::{Bounds, Full, Load, places_of_one};
 pub use cost::{CostModel, Costs, Pass, Row};
 pub use scheduler::{Arrival, Chunk, Fit, Key, Reclaim, Scheduler, SchedulerConfig};
 pub use terms::{Class, Overpromised, Tenancy, TenantTerms};

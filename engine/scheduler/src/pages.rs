@@ -57,6 +57,17 @@ impl PageShares {
         self.over.iter().rev().copied().take_while(move |(over, _)| *over > own)
     }
 
+    /// Tenants with more than their guarantee, by how much: who has most first.
+    pub(crate) fn all_over(&self) -> impl Iterator<Item = (usize, Label)> {
+        self.over.iter().rev().copied()
+    }
+
+    /// How much above its guarantee a tenant would be with so many pages more.
+    pub(crate) fn over_with(&self, tenancy: &Tenancy, tenant: Label, more: usize) -> usize {
+        let held = self.held.get(&tenant).map_or(0, |held| held.pages);
+        (held + more).saturating_sub(tenancy.guaranteed_pages(tenant, self.pages))
+    }
+
     /// Pages that nothing but the tenant's cache holds.
     pub(crate) fn cached(&self, tenant: Label) -> usize {
         self.held.get(&tenant).map_or(0, |held| held.cached)

@@ -1,5 +1,6 @@
 //! The decisions of one step loop: who gets a slot, whose prompt goes on, who gives way.
 
+mod claim;
 mod queues;
 
 use crate::cost::{CostModel, Costs, Pass, Row};

@@ -216,7 +216,7 @@ fn a_record_that_is_not_its_own_is_not_admitted_again() {
         let (stepper, machine) = (&mut batch.executor.stepper, &mut batch.executor.machine);
         stepper.preempt(machine, 0);
         stepper.preempt(machine, 0);
-        let [a, b] = stepper.preempted.get_disjoint_mut([0, 1]).unwrap();
+        let [a, b] = stepper.waiting.get_disjoint_mut([0, 1]).unwrap();
         change(a, b);
         batch.check(&[0, 1]);
     }

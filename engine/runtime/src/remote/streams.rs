@@ -3,12 +3,13 @@
 use super::stream_words::{AfterWord, StreamWord, SubmitWord};
 use super::wire::{self, Word, WordError};
 use crate::engine::Counters;
-use crate::inbox::{Inbox, Queue, places_of_one};
+use crate::inbox::{Inbox, Queue, work_ns};
 use crate::outlet::Outlet;
 use crate::running::Running;
 use crate::split::Prompt;
 use crate::steps::{Delivery, STEPS_AHEAD, StepError, Timings, Usage, WORKER_AWAITED};
 use engine_link::LinkSender;
+use engine_scheduler::{Load, places_of_one};
 use policies_domain::Label;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -162,10 +163,12 @@ impl Streams {
     /// Takes the new ones. `false`: there is nothing to say.
     fn look(&self, queue: &mut Queue, new: &mut Vec<Running>) -> bool {
         let state = self.lock();
-        new.extend(queue.waiting.drain(..));
+        new.extend(queue.came.drain(..));
         queue.inside.clear();
         for request in state.open.values().map(|open| &open.request).chain(&*new) {
-            *queue.inside.entry(request.label).or_default() += 1;
+            let load = Load { running: 0, waiting: 1, work_ns: work_ns(&queue.costs, request) };
+            let inside = queue.inside.entry(request.label).or_default();
+            *inside = inside.and(load);
         }
         let news = |open: &Open| open.request.cancelled() || open.read() >= ROOM_STEP;
         !new.is_empty() || state.may_submit() || state.open.values().any(news)

@@ -43,7 +43,7 @@ pub(super) enum Word {
     Page(#[n(0)] RouteWord, #[n(1)] PagePlace, #[n(2)] ByteVec),
     /// What was read for a prompt, and the microseconds that it took.
     #[n(6)]
-    Read(#[n(0)] RouteWord, #[n(1)] TraceWord, #[n(2)] u64),
+    Read(#[n(0)] RouteWord, #[n(1)] TraceWord, #[n(2)] u64, #[n(3)] u64, #[n(4)] u64),
     /// A prompt cannot be computed.
     #[n(7)]
     Failed(#[n(0)] RouteWord, #[n(1)] FailureWord),
@@ -398,8 +398,8 @@ pub(super) fn frames(parcel: Parcel, key: &HandoffKey) -> Vec<Frame> {
             let page = |(place, bytes): (_, &[u8])| write(&Word::Page(route.into(), place, bytes.to_vec().into()));
             places.zip(bytes.chunks(page_bytes)).map(page).collect()
         }
-        Parcel::Said { route, said: Said::Read { trace, prefill_us } } => {
-            vec![write(&Word::Read(route.into(), TraceWord::of(&trace), prefill_us))]
+        Parcel::Said { route, said: Said::Read { trace, prefill_us, cost_ns, cached_tokens } } => {
+            vec![write(&Word::Read(route.into(), TraceWord::of(&trace), prefill_us, cost_ns, cached_tokens as u64))]
         }
         Parcel::Said { route, said: Said::Failed(error) } => vec![write(&Word::Failed(route.into(), error.into()))],
         Parcel::Table { .. } | Parcel::Returned { .. } | Parcel::Peer { .. } => Vec::new(),
@@ -477,9 +477,10 @@ impl Reader {
                 Parcel::Prompt { route: route.into(), prompt: Box::new(prompt.prompt(bounds)?) }
             }
             (Peer::Prefill { .. }, Word::Page(route, place, bytes)) => return self.gather(route.into(), place, &bytes),
-            (Peer::Prefill { first_page, pages }, Word::Read(route, trace, prefill_us)) => {
+            (Peer::Prefill { first_page, pages }, Word::Read(route, trace, prefill_us, cost_ns, cached)) => {
+                let cached_tokens = size(cached, "cached_tokens")?;
                 let trace = trace.trace(first_page, pages)?;
-                Parcel::Said { route: route.into(), said: Said::Read { trace, prefill_us } }
+                Parcel::Said { route: route.into(), said: Said::Read { trace, prefill_us, cost_ns, cached_tokens } }
             }
             (Peer::Prefill { first_page, pages }, Word::Failed(route, failure)) => {
                 let error = failure.error(first_page, pages)?;

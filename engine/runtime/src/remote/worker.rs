@@ -184,6 +184,10 @@ impl<C: Compute> Serving<C> {
     pub(super) fn serve(&mut self, link: Link, streams: Option<&Streams>) -> Result<Parted, MeetError> {
         let (sender, mut receiver) = link.split();
         let life = Incarnation(random_number().map_err(|_| MeetError::Entropy)?);
+        // Whose a tenant's number is, the other process decides: nothing is kept from one link to the next.
+        if self.config.prefix_cache {
+            self.machine.keep_prefixes(random().map_err(|_| MeetError::Entropy)?, self.offer.fingerprint);
+        }
         let offer = Offer { welcome: Welcome { life: life.0, ..self.offer.welcome }, ..self.offer };
         let Agreed { terms, slots, boot, pages, places } = introduction::answer(offer, &sender, &mut receiver)?;
         let inbox = Arc::new(Inbox::new(slots));

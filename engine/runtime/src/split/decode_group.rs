@@ -8,6 +8,7 @@ use super::{CREDIT, HEARTBEAT, LEASE, Parcel, Terms, life_of, measure, quarantin
 use crate::compute::Compute;
 use crate::inbox::Queue;
 use crate::machine::{Entries, Machine};
+use crate::outlet::Said;
 use crate::running::{Next, Running};
 use crate::step::{Role, Stepper};
 use crate::steps::{StepError, WORKER_AWAITED};
@@ -138,6 +139,7 @@ impl DecodeGroup {
     pub(crate) fn look(&mut self, machine: &mut Machine<impl Compute>, now: Duration, queue: &mut Queue) -> bool {
         // Before somebody is let in: whoever lost its slot may come back when all that was heard of it has been read.
         self.deliver_heard();
+        self.stepper.now = now;
         let found = self.stepper.look(machine, queue);
         self.settle(machine, now);
         found
@@ -145,9 +147,11 @@ impl DecodeGroup {
 
     /// One token for everybody who has pages.
     pub(crate) fn step(&mut self, machine: &mut Machine<impl Compute>, now: Duration) {
+        self.stepper.now = now;
         self.deliver_heard();
         self.deliver_firsts(machine);
         self.stepper.decode_once(machine);
+        self.stepper.periods.begin(now, self.stepper.target());
         self.settle(machine, now);
     }
 
@@ -193,6 +197,9 @@ impl DecodeGroup {
             Parcel::Said { route, said } => {
                 // Nobody waits for what is said of a handoff that its request has left.
                 if let Some(request) = self.stepper.running.iter_mut().find(|request| request.route == Some(route)) {
+                    if let Said::Read { cost_ns, .. } = &said {
+                        self.stepper.scheduler.charge(request.arrival, *cost_ns);
+                    }
                     request.hear(said);
                 }
                 self.deliver_heard();
@@ -284,7 +291,7 @@ impl DecodeGroup {
     /// What was heard of prompts leaves, as their readers read. Whoever has failed or left goes with the next look, together
     /// with its handoff: nothing of it may come and find nobody.
     fn deliver_heard(&mut self) {
-        for request in self.stepper.running.iter_mut().chain(&mut self.stepper.preempted) {
+        for request in self.stepper.running.iter_mut().chain(&mut self.stepper.waiting) {
             if let Some(error) = request.deliver_heard() {
                 tracing::error!(request_id = %request.request, %error, "its prompt could not be computed");
                 request.deliver_error(error);
@@ -308,7 +315,7 @@ impl DecodeGroup {
             };
             if next == Next::Ended {
                 index -= 1;
-                self.stepper.running.remove(index);
+                self.stepper.take_out(index);
             }
         }
     }
@@ -393,7 +400,9 @@ impl DecodeGroup {
             }
             Effect::Relabel { route, .. } => Some(self.relabel(machine, route)),
             Effect::StartDecode { route, tokens, first } => {
-                self.start(route, tokens, &first);
+                if let Some(index) = self.start(route, tokens, &first) {
+                    self.stepper.publish(machine, index);
+                }
                 None
             }
             Effect::Quarantine { route, evidence } => {
@@ -437,9 +446,10 @@ impl DecodeGroup {
         }
     }
 
-    fn start(&mut self, route: Route, tokens: u32, first: &FirstStep) {
+    /// The place of the request that goes on.
+    fn start(&mut self, route: Route, tokens: u32, first: &FirstStep) -> Option<usize> {
         let kept = self.inbound.get_mut(&route.id).map(|inbound| std::mem::replace(&mut inbound.kept, Kept::Nothing));
-        let Some(index) = self.stepper.running.iter().position(|request| request.route == Some(route)) else { return };
+        let index = self.stepper.running.iter().position(|request| request.route == Some(route))?;
         let request = &mut self.stepper.running[index];
         match kept {
             Some(Kept::Owned(block_table)) => {
@@ -447,9 +457,13 @@ impl DecodeGroup {
                 request.computed = tokens as usize;
                 request.first = Some(first.token.reveal());
                 request.route = None;
+                Some(index)
             }
             // The ledger found something after all: nothing of it is used.
-            _ => self.stepper.fail(index, StepError::Handoff { check: Check::V9 }),
+            _ => {
+                self.stepper.fail(index, StepError::Handoff { check: Check::V9 });
+                None
+            }
         }
     }
 
@@ -490,9 +504,9 @@ impl DecodeGroup {
 
     /// It waits for another slot and another handoff.
     fn again(&mut self, index: usize) {
-        let mut request = self.stepper.running.remove(index);
+        let mut request = self.stepper.take_out(index);
         request.begin_anew();
-        self.stepper.preempted.push(request);
+        self.stepper.waiting.push(request);
     }
 }
 

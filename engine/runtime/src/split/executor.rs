@@ -15,6 +15,7 @@ use crate::step::{Role, Stepper};
 use crate::steps::Steps;
 use engine_handoff::{Check, Checks, Incarnation};
 use engine_kv::{PAGE_TOKENS, PageFormat, PagePool};
+use engine_scheduler::Tenancy;
 use policies_domain::{CustodyRecord, Label, RequestId, Sealer};
 use std::fmt;
 use std::sync::Arc;
@@ -34,6 +35,7 @@ pub struct SplitExecutor<C> {
     boot_secret: [u8; 32],
     /// How often that group began anew.
     restarts: u32,
+    tenancy: Tenancy,
 }
 
 impl<C: Compute> SplitExecutor<C> {
@@ -88,15 +90,27 @@ impl<C: Compute> SplitExecutor<C> {
         let mut prefill = Stepper::new(Role::Prefill, inbox.clone(), counters, config);
         prefill.planted = decode.planted.clone();
         let count = u32::try_from(config.pages).unwrap_or(u32::MAX);
-        let of_prefill = of_prefill
+        let mut of_prefill = of_prefill
             .map(|compute| Machine::new(compute, pages(&config, 0, boot_secret.map(|byte| byte ^ SECRET_OF_PREFILL))));
         let first = if in_place { 0 } else { count };
-        let machine = Machine::new(compute, pages(&config, first, boot_secret));
+        let mut machine = Machine::new(compute, pages(&config, first, boot_secret));
+        if config.prefix_cache {
+            of_prefill.as_mut().unwrap_or(&mut machine).keep_prefixes(boot_secret, [7; 32]);
+        }
         let lives = [Incarnation(1), Incarnation(2)];
         let decode = DecodeGroup::new(decode, terms.clone(), lives[0], Some(lives[1]), boot_secret);
         let prefill = PrefillGroup::new(prefill, terms.clone(), lives[1]);
         let pair = Pair::new(decode, prefill, machine, of_prefill);
-        Self { pair, inbox, config, now: Duration::ZERO, terms, boot_secret, restarts: 0 }
+        Self { pair, inbox, config, now: Duration::ZERO, terms, boot_secret, restarts: 0, tenancy: Tenancy::default() }
+    }
+
+    /// The same for these tenants.
+    #[must_use]
+    pub fn for_tenants(mut self, tenancy: &Tenancy) -> Self {
+        self.pair.decode.stepper = self.pair.decode.stepper.for_tenants(tenancy);
+        self.pair.prefill.stepper = self.pair.prefill.stepper.for_tenants(tenancy);
+        self.tenancy = tenancy.clone();
+        self
     }
 
     /// Queues a request.
@@ -175,6 +189,7 @@ impl<C: Compute> SplitExecutor<C> {
         let (config, inbox) = (self.config, self.inbox.clone());
         let mut stepper = Stepper::new(Role::Prefill, inbox, self.pair.prefill.stepper.counters.clone(), config);
         stepper.planted = self.pair.prefill.stepper.planted.clone();
+        let stepper = stepper.for_tenants(&self.tenancy);
         let life = Incarnation(2 + u64::from(self.restarts));
         let new = PrefillGroup::new(stepper, self.terms.clone(), life);
         let mut old = std::mem::replace(&mut self.pair.prefill, new);
@@ -187,7 +202,11 @@ impl<C: Compute> SplitExecutor<C> {
         let count = u32::try_from(config.pages).unwrap_or(u32::MAX);
         let first = count.saturating_mul(self.restarts + 1);
         let secret = self.boot_secret.map(|byte| byte.wrapping_add(self.restarts as u8) ^ SECRET_OF_PREFILL);
-        Ok(std::mem::replace(machine, Machine::new(compute, pages(&config, first, secret))).compute)
+        let mut new = Machine::new(compute, pages(&config, first, secret));
+        if config.prefix_cache {
+            new.keep_prefixes(secret, [7; 32]);
+        }
+        Ok(std::mem::replace(machine, new).compute)
     }
 
     /// Time passes, and the groups look at what has expired.

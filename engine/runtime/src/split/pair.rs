@@ -34,7 +34,7 @@ impl<C: Compute> Pair<C> {
         let inbox = self.decode.stepper.inbox.clone();
         loop {
             self.decode.stepper.forget_the_cancelled(&mut self.machine);
-            let pause = self.decode.awaits().then_some(TICK);
+            let pause = self.decode.awaits().then_some(TICK).into_iter().chain(self.decode.stepper.pause()).min();
             if !inbox.wait_until(pause, |queue| self.look(started.elapsed(), queue)) {
                 break;
             }
@@ -95,7 +95,9 @@ impl<C: Compute> Pair<C> {
     }
 
     pub(crate) fn prefill_step(&mut self, now: Duration) {
-        self.prefill.step(self.of_prefill.as_mut().unwrap_or(&mut self.machine), now);
+        // On one thread, prompts get what decoding leaves of a step.
+        let left_us = self.decode.stepper.left_us();
+        self.prefill.step(self.of_prefill.as_mut().unwrap_or(&mut self.machine), now, left_us);
     }
 
     pub(crate) fn decode_step(&mut self, now: Duration) {

@@ -14,8 +14,9 @@ use engine_handoff::{
     Effect, FirstStep, HandoffId, Incarnation, Message, Order, PageSlot, Party, PrefillConfig, PrefillEnd, PrefillHost,
     PrefillInput, PrefillSide, Route, SealedPage,
 };
-use engine_kv::{BlockTable, OutboundTable, PAGE_TOKENS, PagePool, PageState};
-use policies_domain::{Generation, HolderId, Outcome, PageId, PageLife, TicketKind};
+use engine_kv::{OutboundTable, PAGE_TOKENS, PagePool, PageState};
+use engine_scheduler::{Arrival, Fit, Key};
+use policies_domain::{Generation, HolderId, Label, Outcome, PageId, PageLife, TicketKind};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,9 +32,11 @@ pub(crate) struct PrefillGroup {
     prompts: BTreeMap<HandoffId, Box<Prompt>>,
     /// What is to be told of prompts, and is not in the outbox yet.
     spoken: Spoken,
-    /// In the order in which they were ordered; they wait for pages.
-    waiting: VecDeque<Running>,
+    /// They wait for pages, in the order in which they were ordered.
+    waiting: Vec<Running>,
     outbound: BTreeMap<HandoffId, Outbound>,
+    /// Numbers the prompts.
+    arrivals: u64,
     /// Numbers the copies that it makes, as holders of tickets.
     copies: u64,
     /// An offer that waits for another one to be exchanged with: a planted fault.
@@ -43,6 +46,8 @@ pub(crate) struct PrefillGroup {
 
 /// The pages of a prompt that is computed.
 struct Outbound {
+    /// Of the pages, where they are kept for later requests when the decode group has its own.
+    tokens: Vec<u32>,
     pages: Vec<PageSlot>,
     /// `None` when the decode group has them, which it may where both have one pool, and when they are kept as evidence.
     table: Option<OutboundTable>,
@@ -83,7 +88,8 @@ impl PrefillGroup {
             terms,
             prompts: BTreeMap::new(),
             spoken: Spoken::default(),
-            waiting: VecDeque::new(),
+            waiting: Vec::new(),
+            arrivals: 0,
             outbound: BTreeMap::new(),
             copies: 0,
             #[cfg(feature = "fault-injection")]
@@ -93,12 +99,7 @@ impl PrefillGroup {
 
     /// Somebody's prompt can be computed now, or can never be.
     pub(crate) fn has_work(&self, machine: &Machine<impl Compute>) -> bool {
-        let counts = machine.pool.counts();
-        let may_begin = |request: &Running| {
-            let pages = request.tokens.len().div_ceil(PAGE_TOKENS);
-            pages <= counts.free || counts.free + counts.quarantined >= counts.total
-        };
-        !self.stepper.running.is_empty() || self.waiting.front().is_some_and(may_begin)
+        !self.stepper.running.is_empty() || self.waiting.iter().any(|request| may_begin(machine, request))
     }
 
     /// Takes in what the decode group sent.
@@ -137,11 +138,13 @@ impl PrefillGroup {
         self.tell(machine, now, PrefillInput::Tick);
     }
 
-    /// One chunk of somebody's prompt.
-    pub(crate) fn step(&mut self, machine: &mut Machine<impl Compute>, now: Duration) {
+    /// Chunks of prompts, for which there are so many microseconds.
+    pub(crate) fn step(&mut self, machine: &mut Machine<impl Compute>, now: Duration, left_us: f64) {
+        self.stepper.now = now;
         self.forget_the_cancelled(machine, now);
         self.begin(machine, now);
-        self.stepper.prefill_one_chunk(machine);
+        self.stepper.prefill_chunks(machine, left_us);
+        self.stepper.periods.begin(now, self.stepper.target());
         self.speak();
         let idle = self.stepper.running.is_empty() && self.waiting.is_empty() && self.outbound.is_empty();
         if idle && !self.terms.in_place {
@@ -168,36 +171,102 @@ impl PrefillGroup {
         let (waiting, running) = (self.waiting.iter(), self.stepper.running.iter());
         let cancelled: Vec<Route> =
             waiting.chain(running).filter(|request| request.cancelled()).filter_map(|request| request.route).collect();
-        self.waiting.retain(|request| !request.cancelled());
-        self.stepper.running.retain(|request| !request.cancelled());
+        self.let_go(Running::cancelled);
         machine.reclaim();
         for route in cancelled {
             self.tell(machine, now, PrefillInput::Prefilled { route, end: PrefillEnd::Failed });
         }
     }
 
+    fn take_in(&mut self, machine: &Machine<impl Compute>, prompt: Prompt, route: Route) {
+        let mut request = Running::of_prompt(prompt, route, self.spoken.clone());
+        self.arrivals += 1;
+        (request.arrival, request.came) = (self.arrivals, self.stepper.now);
+        let arrival = Arrival {
+            tenant: request.label,
+            prompt_tokens: request.tokens.len(),
+            cached_tokens: machine.cached_tokens(request.label, &request.tokens),
+            restarts: 0,
+        };
+        self.stepper.scheduler.arrive(request.came, request.arrival, arrival);
+        self.waiting.push(request);
+    }
+
+    /// Forgets requests, whether they wait or run.
+    fn let_go(&mut self, goes: impl Fn(&Running) -> bool) {
+        let scheduler = &mut self.stepper.scheduler;
+        for requests in [&mut self.waiting, &mut self.stepper.running] {
+            requests.retain(|request| {
+                let goes = goes(request);
+                if goes {
+                    scheduler.forget(request.arrival);
+                }
+                !goes
+            });
+        }
+    }
+
     /// Gives pages to those who wait, as far as there are any: all that a prompt needs at once, so that nobody waits half-way.
     fn begin(&mut self, machine: &mut Machine<impl Compute>, now: Duration) {
-        while let Some(mut request) = self.waiting.pop_front() {
-            let mut block_table = BlockTable::new(&machine.pool, request.label);
+        while let Some(key) = self.stepper.scheduler.next(now, |key| self.fit(machine, key)) {
+            let Some(index) = self.waiting.iter().position(|request| request.arrival == key) else {
+                self.stepper.scheduler.forget(key);
+                continue;
+            };
+            let mut request = self.waiting.remove(index);
+            let mut block_table = machine.begin_table(request.label, &request.tokens);
+            self.make_free(machine, &request, block_table.pages());
+            let grown = machine.grow(&mut block_table, request.tokens.len());
             let Some(route) = request.route else { continue };
-            match machine.grow(&mut block_table, request.tokens.len()) {
+            match grown {
                 Ok(()) => {
                     request.begin(block_table);
+                    self.stepper.scheduler.admit(key);
                     self.stepper.running.push(request);
                     self.tell(machine, now, PrefillInput::PrefillBegan { route });
                 }
                 Err(_) => {
                     drop(block_table);
                     machine.reclaim();
-                    let counts = machine.pool.counts();
-                    if counts.free + counts.quarantined < counts.total {
-                        return self.waiting.push_front(request);
-                    }
                     // Nobody holds a page: waiting would be for ever.
+                    self.stepper.scheduler.forget(key);
                     request.deliver_error(StepError::PoolExhausted);
                     self.tell(machine, now, PrefillInput::Prefilled { route, end: PrefillEnd::Failed });
                 }
+            }
+        }
+    }
+
+    /// Whether a prompt can begin, or can never.
+    fn fit(&self, machine: &Machine<impl Compute>, key: Key) -> Fit {
+        let Some(request) = self.waiting.iter().find(|request| request.arrival == key) else { return Fit::Now };
+        if may_begin(machine, request) { Fit::Now } else { Fit::Later }
+    }
+
+    /// Caches give what a prompt lacks: its tenant's own, then those that are above their guarantees, and anybody's when
+    /// nothing else would ever come free.
+    fn make_free(&mut self, machine: &mut Machine<impl Compute>, request: &Running, pages: usize) {
+        let needed = request.tokens.len().div_ceil(PAGE_TOKENS).saturating_sub(pages);
+        let missing = |machine: &Machine<_>| needed.saturating_sub(machine.pool.counts().free);
+        let over = |machine: &Machine<_>, tenant| {
+            let guaranteed = self.stepper.scheduler.guaranteed_pages(tenant);
+            machine.pool.held_by(tenant).saturating_sub(guaranteed)
+        };
+        let tenants: Vec<Label> = machine.caching_tenants().filter(|tenant| *tenant != request.label).collect();
+        if missing(machine) > 0 {
+            machine.evict(request.label, missing(machine));
+        }
+        for tenant in &tenants {
+            let pages = missing(machine).min(over(machine, *tenant));
+            if pages > 0 {
+                machine.evict(*tenant, pages);
+            }
+        }
+        let alone = self.stepper.running.is_empty() && self.outbound.is_empty();
+        for tenant in tenants.iter().filter(|_| alone) {
+            let pages = missing(machine);
+            if pages > 0 {
+                machine.evict(*tenant, pages);
             }
         }
     }
@@ -211,9 +280,12 @@ impl PrefillGroup {
     ) {
         let Some(route) = request.route else { return };
         let tokens = request.tokens.len() as u32;
+        let keeps = machine.cache.is_some() && !self.terms.in_place;
+        let kept = if keeps { std::mem::take(&mut request.tokens) } else { Vec::new() };
         let complete = request.block_table.take().zip(first).and_then(|(block_table, first)| {
             let table = OutboundTable::offer(block_table).ok()?;
-            let outbound = Outbound { pages: slots(&table), table: Some(table), away: false, fenced: false };
+            let outbound =
+                Outbound { tokens: kept, pages: slots(&table), table: Some(table), away: false, fenced: false };
             self.outbound.insert(route.id, outbound);
             Some(PrefillEnd::Complete { tokens, first })
         });
@@ -262,7 +334,7 @@ impl PrefillGroup {
             }
             Effect::StartPrefill { route, .. } => match self.prompts.remove(&route.id) {
                 Some(prompt) => {
-                    self.waiting.push_back(Running::of_prompt(*prompt, route, self.spoken.clone()));
+                    self.take_in(machine, *prompt, route);
                     None
                 }
                 None => Some(PrefillInput::Prefilled { route, end: PrefillEnd::Failed }),
@@ -277,7 +349,7 @@ impl PrefillGroup {
             }
             Effect::Fence { route } => self.fence(route),
             Effect::Release { route } => {
-                self.outbound.remove(&route.id);
+                self.keep(machine, route);
                 None
             }
             Effect::Incident(incident) => {
@@ -295,6 +367,16 @@ impl PrefillGroup {
             | Effect::Relabel { .. }
             | Effect::StartDecode { .. }
             | Effect::Ended { .. } => None,
+        }
+    }
+
+    /// The pages have arrived, or nobody wants them: they are kept for later requests of their tenant.
+    fn keep(&mut self, machine: &mut Machine<impl Compute>, route: Route) {
+        let Some(Outbound { tokens, table: Some(table), .. }) = self.outbound.remove(&route.id) else { return };
+        // Pages under suspicion are not kept.
+        if let Ok(mut table) = table.withdraw() {
+            let pages_max = self.stepper.scheduler.guaranteed_pages(table.label());
+            machine.publish(&tokens, &mut table, pages_max);
         }
     }
 
@@ -346,8 +428,7 @@ impl PrefillGroup {
     /// This group works at nothing while it is told something. What the decode group has comes back first.
     fn fence(&mut self, route: Route) -> Option<PrefillInput> {
         self.prompts.remove(&route.id);
-        self.waiting.retain(|request| request.route != Some(route));
-        self.stepper.running.retain(|request| request.route != Some(route));
+        self.let_go(|request| request.route == Some(route));
         match self.outbound.get_mut(&route.id) {
             Some(outbound) if outbound.away => {
                 outbound.fenced = true;
@@ -356,4 +437,12 @@ impl PrefillGroup {
             _ => Some(PrefillInput::Fenced { route }),
         }
     }
+}
+
+/// Whether there are pages for a prompt, caches counted, or there will never be more.
+fn may_begin(machine: &Machine<impl Compute>, request: &Running) -> bool {
+    let (counts, cached) = (machine.pool.counts(), machine.cached());
+    let own = machine.cached_tokens(request.label, &request.tokens) / PAGE_TOKENS;
+    let pages = request.tokens.len().div_ceil(PAGE_TOKENS) - own;
+    pages <= counts.free + cached.saturating_sub(own) || counts.free + cached + counts.quarantined >= counts.total
 }

@@ -28,7 +28,7 @@ impl Between {
         let mut ticked = Duration::ZERO;
         loop {
             group.stepper.forget_the_cancelled(&mut machine);
-            let pause = group.awaits().then_some(TICK);
+            let pause = group.awaits().then_some(TICK).into_iter().chain(group.stepper.pause()).min();
             let found = self.inbox.wait_until(pause, |queue| {
                 let found = group.look(&mut machine, self.started.elapsed(), queue);
                 // Whoever was let in a moment ago may wait for something that time decides.
@@ -70,7 +70,9 @@ impl Between {
                 group.tick(machine, now);
             }
             self.post(&mut group);
-            group.step(machine, now);
+            // Decoding has a team of its own: it waits for no prompt.
+            let left_us = group.stepper.target().as_secs_f64() * 1e6;
+            group.step(machine, now, left_us);
             self.post(&mut group);
         }
     }

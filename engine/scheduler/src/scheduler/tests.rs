@@ -288,3 +288,41 @@ fn a_chunk_is_a_whole_number_of_steps_or_the_end_of_a_prompt() {
     assert_eq!(chunk_tokens(100, 500, false, 3), None);
     assert_eq!(chunk_tokens(100, 500, true, 3), Some(3));
 }
+
+#[test]
+fn a_request_gets_pages_from_whoever_has_too_much_or_waits() {
+    let mut scheduler = scheduler(&[1, 2, 3].map(|tenant| (tenant, TenantTerms::default())));
+    arrive(&mut scheduler, 2, [1, 2, 3]);
+    arrive(&mut scheduler, 3, [4]);
+    admit_all(&mut scheduler, 10);
+    scheduler.note_pages(label(1), 0, 0);
+    scheduler.note_pages(label(2), 60, 4);
+    scheduler.note_pages(label(3), 30, 30);
+    let pages_of = |_| 10;
+    let claim =
+        |tenant, needed: usize, free| scheduler.claim(label(tenant), needed, needed.saturating_sub(free), pages_of);
+    assert_eq!(claim(1, 20, 20), Some(vec![]));
+    // 34 above its guarantee of 26: its cache first, then its newest ones.
+    let cache_and = |keys: &[Key]| {
+        let requests = keys.iter().map(|key| Reclaim::Request(*key));
+        std::iter::once(Reclaim::Cache(label(2), 4)).chain(requests).collect::<Vec<_>>()
+    };
+    assert_eq!(claim(1, 20, 16), Some(cache_and(&[])));
+    assert_eq!(claim(1, 20, 6), Some(cache_and(&[3])));
+    assert_eq!(claim(1, 26, 0), Some(cache_and(&[3, 2, 1])));
+    assert_eq!(claim(1, 60, 0), None);
+    assert_eq!(claim(3, 40, 10), Some(vec![Reclaim::Cache(label(3), 30)]), "one's own cache is nobody else's matter");
+    assert_eq!(claim(2, 20, 0), None, "it has more than anybody");
+}
+
+#[test]
+fn nobody_gives_pages_to_who_would_have_more() {
+    let mut scheduler = scheduler(&[]);
+    arrive(&mut scheduler, 1, [1, 2, 3]);
+    arrive(&mut scheduler, 2, [4]);
+    admit_all(&mut scheduler, 10);
+    scheduler.note_pages(label(1), 30, 0);
+    let claim = |needed| scheduler.claim(label(2), needed, needed, |_| 10);
+    assert_eq!(claim(10), Some(vec![Reclaim::Request(3)]));
+    assert_eq!(claim(20), None, "it would have twenty, and the other one ten");
+}

@@ -107,9 +107,9 @@ fn who_has_got_no_token_is_submitted_again_and_goes_on_where_its_reader_is() {
         let sequence = Sequence { tokens: again.tokens, label: again.label, request: again.request };
         let _steps = enqueue_after(&of_worker, CONTEXT, sequence, again.sampling, again.sealer, 2).unwrap();
         of_worker.look(|queue| {
-            let Outlet::Reader(reader) = &mut queue.waiting[0].outlet else { panic!("no reader") };
+            let Outlet::Reader(reader) = &mut queue.came[0].outlet else { panic!("no reader") };
             assert_eq!(reader.seal("", None).0, 2);
-            assert!(queue.waiting[0].restarted, "its pages are others");
+            assert!(queue.came[0].restarted, "its pages are others");
         });
     });
 }
@@ -176,8 +176,7 @@ fn retry_record_dumps_payload() {
     let sequence = Sequence { tokens: vec![17_391; 3], label: label(3), request };
     let sampling = Sampling { stop: vec![canary.to_owned()], ..Sampling::default() };
     let _steps = enqueue(&inbox, CONTEXT, sequence, sampling, sealer(label(3), request)).unwrap();
-    let word =
-        inbox.look(|queue| SubmitWord::of(&queue.waiting[0], AfterWord { steps: 2, epoch: 9, unread: 1 }).unwrap());
+    let word = inbox.look(|queue| SubmitWord::of(&queue.came[0], AfterWord { steps: 2, epoch: 9, unread: 1 }).unwrap());
     let frame = wire::write(&Word::Stream(0, StreamWord::Submit(word)));
     let bounds = PromptBounds { vocabulary: 20_000, ..BOUNDS };
     let step = {

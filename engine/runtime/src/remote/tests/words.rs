@@ -106,7 +106,12 @@ fn pages_come_whole_in_order_and_not_among_others() {
 #[test]
 fn a_worker_s_pages_are_told_by_numbers_of_their_own_and_it_has_no_others() {
     let read = |page| PageRead { page: PageId(page), generation: Generation(7), label: label(2) };
-    let said = |page| Said::Read { trace: PageTrace { kept: 3, pages: vec![read(page)] }, prefill_us: 5 };
+    let said = |page| Said::Read {
+        trace: PageTrace { kept: 3, pages: vec![read(page)] },
+        prefill_us: 5,
+        cost_ns: 6,
+        cached_tokens: 16,
+    };
     let frames = sent(Parcel::Said { route: route(), said: said(49) });
     let came = parcel(&mut of_prefill(), &frames[0]).unwrap();
     assert!(matches!(came, Some(Parcel::Said { said: came, .. }) if came == said(1049)));
@@ -167,7 +172,7 @@ fn any_frames() -> Vec<Frame> {
         Parcel::Message { from: Party::Prefill, to: Party::Decode, message: abort },
         Parcel::Prompt { route: route(), prompt: Box::new(a_prompt(vec![1, 2, 3], 2)) },
         Parcel::Bytes { route: route(), pages: 2, bytes: vec![5; 64] },
-        Parcel::Said { route: route(), said: Said::Read { trace, prefill_us: 9 } },
+        Parcel::Said { route: route(), said: Said::Read { trace, prefill_us: 9, cost_ns: 8, cached_tokens: 32 } },
         Parcel::Said { route: route(), said: Said::Failed(StepError::Internal) },
     ]
     .into_iter()

@@ -5,7 +5,7 @@ use crate::compute::Compute;
 use crate::machine::{Machine, page_ref};
 use crate::split::{Parcel, held_by, slot, slots};
 use engine_handoff::{DecodeInput, DecodeState, PageSlot, Route};
-use engine_kv::{Capability, InboundTable, OutboundTable, Ticket};
+use engine_kv::{Capability, InboundTable, OutboundTable, PAGE_TOKENS, Ticket};
 use policies_domain::{HolderId, Outcome, PageLife, TicketKind};
 use std::time::Duration;
 
@@ -15,7 +15,14 @@ impl DecodeGroup {
         let Some(request) = self.request(route) else { return exhausted };
         let (label, tokens) = (request.label, request.tokens.len());
         if self.terms.in_place {
-            let enough = machine.pool.counts().free >= pages as usize;
+            let cached = machine.cached_tokens(label, &request.tokens) / PAGE_TOKENS;
+            let needed = (pages as usize).saturating_sub(cached);
+            let missing = needed.saturating_sub(machine.pool.counts().free);
+            if missing > 0 {
+                let _pinned = machine.pin(label, &request.tokens);
+                machine.evict(label, missing);
+            }
+            let enough = machine.pool.counts().free >= needed;
             return if enough { DecodeInput::Reserved { route, pages: Vec::new() } } else { exhausted };
         }
         let Some(inbound) = self.inbound.get_mut(&route.id) else { return exhausted };
@@ -107,6 +114,10 @@ impl DecodeGroup {
         let mut carried = inbound.carried.iter();
         let relabel = |before: Capability, now: Capability| {
             let carried = carried.next().copied().unwrap_or(0);
+            // What others of the tenant hold as well keeps its life and its tag.
+            if before == now {
+                return carried == now.tag();
+            }
             compute.relabel(page_ref(before), carried, now.tag()).is_ok()
         };
         let owned = match std::mem::replace(&mut inbound.kept, Kept::Nothing) {
