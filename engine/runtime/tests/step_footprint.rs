@@ -42,7 +42,8 @@ const CONFIG: EngineConfig = EngineConfig {
     pages: 1_024,
     sequences_max: SEQUENCES,
     queue_max: SEQUENCES,
-    prefill_chunk_tokens: 256,
+    // Each prompt is one chunk, so that the lists of its pages have room for all that follow.
+    prefill_chunk_tokens: 8192,
     step_target_ms: 60_000,
     queue_wait_max_ms: 600_000,
     prefix_cache: false,
