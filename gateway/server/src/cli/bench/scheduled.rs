@@ -48,7 +48,8 @@ pub(super) struct Decode {
 
 /// Measures with an engine of its own.
 pub(super) async fn measure(model: &Arc<Model>, threads: usize, repetitions: usize, prompt: &[u32]) -> Result<Report> {
-    let config = EngineConfig { threads, ..EngineConfig::default() };
+    // What a token costs that is computed, every time: neither found in a cache nor guessed.
+    let config = EngineConfig { threads, prefix_cache: false, speculation: false, ..EngineConfig::default() };
     let engine = Engine::start(Arc::clone(model), config)?;
     let bench = Bench { engine, caller: Caller::new(model)?, prompt };
     let mut report = Report { prefill: Vec::new(), decode: Vec::new() };
