@@ -8,7 +8,7 @@
 
 use crate::compute::Compute;
 use crate::inbox::{Queue, work_ns};
-use crate::machine::Machine;
+use crate::machine::{Machine, SwapInError};
 use crate::running::Running;
 use crate::step::{Role, Stepper};
 use crate::steps::StepError;
@@ -62,7 +62,7 @@ impl Stepper {
                 let arrival = Arrival {
                     tenant: request.label,
                     prompt_tokens: request.tokens.len(),
-                    cached_tokens: machine.cached_tokens(request.label, &request.tokens),
+                    cached_tokens: known_tokens(machine, request),
                     restarts: request.restarts,
                 };
                 self.scheduler.arrive(request.came, request.arrival, arrival);
@@ -97,7 +97,7 @@ impl Stepper {
     /// Who gives pages for a request, stalled ones not counted.
     fn claim(&self, machine: &Machine<impl Compute>, request: &Running) -> Option<Vec<Reclaim>> {
         // What its own cache has of it comes with it, and no room is needed for that.
-        let needed = pages_to_begin(request) - machine.cached_tokens(request.label, &request.tokens) / PAGE_TOKENS;
+        let needed = pages_to_begin(request) - cached_pages(machine, request);
         let (mut free, mut promised) = (machine.pool.counts().free, 0);
         for other in &self.running {
             if other.has_room() {
@@ -145,8 +145,7 @@ impl Stepper {
     fn has_pages_for(&self, machine: &Machine<impl Compute>, request: &Running) -> bool {
         let promised = |other: &Running| pages_to_begin(other).saturating_sub(other.pages()) + 1;
         let promised: usize = self.running.iter().map(promised).sum();
-        let cached = machine.cached_tokens(request.label, &request.tokens) / PAGE_TOKENS;
-        pages_to_begin(request) - cached + promised <= machine.pool.counts().free
+        pages_to_begin(request) - cached_pages(machine, request) + promised <= machine.pool.counts().free
     }
 
     fn reclaim(&mut self, machine: &mut Machine<impl Compute>, reclaim: Reclaim) {
@@ -171,7 +170,18 @@ impl Stepper {
             admitted.refuse_row(error);
             return self.scheduler.forget(key);
         }
-        if self.role == Role::Whole {
+        if let Some(swapped) = admitted.swapped.take() {
+            match machine.swap_in(&admitted, &swapped) {
+                Ok(table) => admitted.begin(table),
+                Err(SwapInError::NoPages) => (),
+                Err(SwapInError::Refused(check)) => {
+                    tracing::error!(request_id = %admitted.request, ?check, "pages that were swapped out are not what left");
+                    admitted.deliver_error(StepError::Handoff { check });
+                    return self.scheduler.forget(key);
+                }
+            }
+        }
+        if self.role == Role::Whole && !admitted.is_here() {
             let table = machine.begin_table(admitted.label, &admitted.tokens);
             admitted.begin(table);
         }
@@ -214,7 +224,11 @@ impl Stepper {
     /// Takes slot and pages away. Recomputed later to the same bits: nothing that was sent changes.
     pub(crate) fn preempt(&mut self, machine: &mut Machine<impl Compute>, index: usize) {
         let mut victim = self.take_out(index);
+        // A first token that was not delivered is sampled again: with its prompt, which is computed for that.
+        let swapped = Some(&victim).filter(|victim| self.role == Role::Whole || victim.decodes());
+        let swapped = swapped.and_then(|victim| machine.swap_out(victim));
         victim.begin_anew();
+        victim.swapped = swapped;
         self.waiting.push(victim);
         machine.reclaim();
     }
@@ -265,6 +279,17 @@ impl Stepper {
     fn load_of(&self, request: &Running, running: usize) -> Load {
         Load { running, waiting: 1 - running, work_ns: work_ns(self.scheduler.costs(), request) }
     }
+}
+
+/// Tokens of a request that need not be computed when it begins.
+fn known_tokens(machine: &Machine<impl Compute>, request: &Running) -> usize {
+    let cached = || machine.cached_tokens(request.label, &request.tokens);
+    request.swapped.as_ref().map_or_else(cached, |swapped| swapped.tokens)
+}
+
+/// Pages that it finds in its tenant's cache. What comes back from outside of the pool needs pages of its own.
+fn cached_pages(machine: &Machine<impl Compute>, request: &Running) -> usize {
+    if request.swapped.is_some() { 0 } else { machine.cached_tokens(request.label, &request.tokens) / PAGE_TOKENS }
 }
 
 /// For all tokens so far and the next one.

@@ -211,6 +211,7 @@ impl Engine {
             (model.fingerprint(config.kv), config.context_max(model.config().context_length));
         let bounds = Bounds::new(config.sequences_max + config.queue_max, tenancy.clone());
         let inbox = Arc::new(Inbox::with_bounds(bounds));
+        of_decode.keep_swapped(random()?, config.swap_mib << 20);
         if config.prefix_cache && matches!(split, Split::Off | Split::Relabel | Split::Auto) {
             of_decode.keep_prefixes(random()?, fingerprint);
         }

@@ -33,6 +33,7 @@ impl<C: Compute> StepExecutor<C> {
         let inbox = Arc::new(Inbox::new(config.sequences_max + config.queue_max));
         let stepper = Stepper::new(Role::Whole, inbox, Arc::new(Counters::new()), config);
         let mut machine = Machine::new(compute, pages);
+        machine.keep_swapped(boot_secret, config.swap_mib << 20);
         if config.prefix_cache {
             machine.keep_prefixes(boot_secret, [7; 32]);
         }

@@ -1,6 +1,9 @@
 //! What a group of requests is computed on: a model with its pages, the ledger that says whose they are, and its log.
 
 mod calibration;
+mod swap;
+
+pub(crate) use swap::{Swap, SwapInError, Swapped};
 
 use crate::compute::Compute;
 use crate::custody::{self, Custody, Difference};
@@ -27,6 +30,8 @@ pub(crate) struct Machine<C> {
     pub(crate) costs: Costs,
     /// What earlier requests have left for later ones of their tenants, where that is wanted.
     pub(crate) cache: Option<PrefixCache>,
+    /// Where pages are kept of requests that gave way, where that is wanted.
+    pub(crate) swap: Option<Swap>,
 }
 
 /// What a machine's ledger is made from.
@@ -75,6 +80,7 @@ impl<C: Compute> Machine<C> {
             first_page: first,
             costs: Costs::GUESS,
             cache: None,
+            swap: None,
         }
     }
 

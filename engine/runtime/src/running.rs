@@ -3,6 +3,7 @@
 use crate::compute::Compute;
 use crate::detokenizer::{Detokenized, Detokenizer};
 use crate::draft::Draft;
+use crate::machine::Swapped;
 use crate::outlet::{Group, Outlet, Reader, Said, Spoken};
 use crate::sampling::{Sampler, Sampling, SamplingScratch};
 use crate::sequence::Sequence;
@@ -53,6 +54,8 @@ pub(crate) struct Running {
     pub(crate) timings: Timings,
     /// When the step loop took it in.
     pub(crate) came: Duration,
+    /// What it had computed before it gave way, when that is kept.
+    pub(crate) swapped: Option<Swapped>,
     /// What was computed for it cost so much, in nanoseconds, and whoever answers for it was not told yet.
     pub(crate) cost_ns: u64,
     /// How often it was preempted.
@@ -149,6 +152,7 @@ impl Running {
             arrival: 0,
             timings: Timings::default(),
             came: Duration::ZERO,
+            swapped: None,
             cost_ns: 0,
             restarts,
             handoffs_failed: 0,

@@ -125,7 +125,11 @@ fn held_by(slot: &PageSlot) -> PageRef {
 
 /// Tags and digests of pages as they lie in memory at this moment, in the order of the sequence. A page that is held by
 /// somebody else by now has no tag and nobody's digest.
-fn measure(compute: &impl Compute, key: &ContentKey, pages: &[PageSlot]) -> (Vec<LandedPage>, Vec<ContentDigest>) {
+pub(crate) fn measure(
+    compute: &impl Compute,
+    key: &ContentKey,
+    pages: &[PageSlot],
+) -> (Vec<LandedPage>, Vec<ContentDigest>) {
     let mut totals = ContentTotals::default();
     let mut landed = Vec::with_capacity(pages.len());
     for (logical, page) in (0..).zip(pages) {

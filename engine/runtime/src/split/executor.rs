@@ -94,6 +94,7 @@ impl<C: Compute> SplitExecutor<C> {
             .map(|compute| Machine::new(compute, pages(&config, 0, boot_secret.map(|byte| byte ^ SECRET_OF_PREFILL))));
         let first = if in_place { 0 } else { count };
         let mut machine = Machine::new(compute, pages(&config, first, boot_secret));
+        machine.keep_swapped(boot_secret, config.swap_mib << 20);
         if config.prefix_cache {
             of_prefill.as_mut().unwrap_or(&mut machine).keep_prefixes(boot_secret, [7; 32]);
         }
