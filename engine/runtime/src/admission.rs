@@ -172,7 +172,10 @@ impl Stepper {
         }
         if let Some(swapped) = admitted.swapped.take() {
             match machine.swap_in(&admitted, &swapped) {
-                Ok(table) => admitted.begin(table),
+                Ok(table) => {
+                    self.counters.swapped_in.fetch_add(1, Ordering::Relaxed);
+                    admitted.begin(table);
+                }
                 Err(SwapInError::NoPages) => (),
                 Err(SwapInError::Refused(check)) => {
                     tracing::error!(request_id = %admitted.request, ?check, "pages that were swapped out are not what left");
@@ -227,6 +230,7 @@ impl Stepper {
         // A first token that was not delivered is sampled again: with its prompt, which is computed for that.
         let swapped = Some(&victim).filter(|victim| self.role == Role::Whole || victim.decodes());
         let swapped = swapped.and_then(|victim| machine.swap_out(victim));
+        self.counters.preempted.fetch_add(1, Ordering::Relaxed);
         victim.begin_anew();
         victim.swapped = swapped;
         self.waiting.push(victim);

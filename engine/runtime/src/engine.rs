@@ -53,6 +53,8 @@ pub(crate) struct Counters {
     pub(crate) accepted: AtomicU64,
     /// Nanoseconds spent on digests of what was handed over, on both ends.
     verified_ns: AtomicU64,
+    pub(crate) preempted: AtomicU64,
+    pub(crate) swapped_in: AtomicU64,
     alive: AtomicBool,
     /// A part of the engine is a worker, and it is not connected.
     pub(crate) worker_away: AtomicBool,
@@ -142,6 +144,10 @@ pub struct EngineStats {
     pub tokens_decoded_total: u64,
     /// Tokens that were guessed and computed since the start.
     pub tokens_guessed_total: u64,
+    /// Requests that gave their pages up to others since the start.
+    pub preemptions_total: u64,
+    /// Of these, requests whose pages were kept outside of the pool and came back.
+    pub swapped_in_total: u64,
     /// Of these, the tokens that were what the sampler said then: each saved a step.
     pub tokens_accepted_total: u64,
     /// Time since the start that went into digests of pages which were handed over, on both ends together.
@@ -400,6 +406,8 @@ impl Engine {
             tokens_prefilled_total: counters.prefilled.load(Ordering::Relaxed),
             tokens_decoded_total: counters.decoded.load(Ordering::Relaxed),
             tokens_guessed_total: counters.guessed.load(Ordering::Relaxed),
+            preemptions_total: counters.preempted.load(Ordering::Relaxed),
+            swapped_in_total: counters.swapped_in.load(Ordering::Relaxed),
             tokens_accepted_total: counters.accepted.load(Ordering::Relaxed),
             handoff_verified: Duration::from_nanos(counters.verified_ns.load(Ordering::Relaxed)),
         }

@@ -209,6 +209,29 @@ async fn a_tenant_with_many_requests_gives_slots_to_one_with_few() {
 }
 
 #[tokio::test]
+async fn who_gave_way_goes_on_with_the_pages_that_it_had() {
+    for split in [Split::Off, Split::Relabel] {
+        let config = EngineConfig { sequences_max: 4, queue_max: 60, split, swap_mib: 256, ..SMALL };
+        let engine = engine(config);
+        let alone = answer(submit(&engine, ACME, 1, STORY, greedy(200))).await;
+        let busy: Vec<_> =
+            (10..16).map(|id| tokio::spawn(answer(submit(&engine, ACME, id, STORY, greedy(200))))).collect();
+        // All of them write their answers: nothing is left to compute of any prompt.
+        while engine.stats().sequences_running < 4 || engine.stats().tokens_decoded_total < 260 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        answer(submit(&engine, GLOBEX, 2, STORY, greedy(8))).await;
+        for one in busy {
+            assert_eq!(one.await.unwrap().text, alone.text, "giving way changed an answer");
+        }
+        let stats = engine.stats();
+        assert!(stats.preemptions_total > 0, "nobody gave way: the test does not test what it says");
+        assert_eq!(stats.swapped_in_total, stats.preemptions_total, "{split:?}");
+        assert_eq!(stats.tokens_prefilled_total as usize, 8 * alone.usage.prompt_tokens, "{split:?}: computed again");
+    }
+}
+
+#[tokio::test]
 async fn one_tenant_cannot_take_every_place() {
     let engine = engine(EngineConfig { sequences_max: 4, queue_max: 4, ..SMALL });
     let submit = |tenant, id| {

@@ -171,6 +171,8 @@ fn observe_engine(meter: &Meter, engine: &Engine) {
     counter("engine_tokens_prefilled", |stats| stats.tokens_prefilled_total);
     counter("engine_tokens_decoded", |stats| stats.tokens_decoded_total);
     counter("engine_tokens_guessed", |stats| stats.tokens_guessed_total);
+    counter("engine_preemptions", |stats| stats.preemptions_total);
+    counter("engine_swapped_in", |stats| stats.swapped_in_total);
     counter("engine_tokens_accepted", |stats| stats.tokens_accepted_total);
 }
 
