@@ -210,18 +210,22 @@ impl Stepper {
         });
     }
 
-    /// Who loses its pages when a running request of `tenant` needs one and none is free: whoever is not read, else whom the
-    /// scheduler names. `None`: a cache gave pages instead.
-    pub(crate) fn victim_for_pages(&mut self, machine: &mut Machine<impl Compute>, tenant: Label) -> Option<usize> {
+    /// Who loses its pages when the running request in this place needs one and none is free: whoever is not read, else whom
+    /// the scheduler names, else itself. `None`: a cache gave pages instead.
+    pub(crate) fn victim_for_pages(&mut self, machine: &mut Machine<impl Compute>, index: usize) -> Option<usize> {
         if let Some(stalled) = self.running.iter().rposition(|request| !request.has_room()) {
             return Some(stalled);
         }
         self.note_pages(machine);
-        match self.scheduler.reclaim_for(tenant) {
-            Some(Reclaim::Cache(of, _)) if machine.evict(of, 1) > 0 => None,
-            Some(Reclaim::Request(key)) => self.running.iter().position(|request| request.arrival == key),
-            _ => self.running.len().checked_sub(1),
+        match self.scheduler.reclaim_for(self.running[index].label) {
+            Some(Reclaim::Cache(of, _)) if machine.evict(of, 1) > 0 => return None,
+            Some(Reclaim::Request(key)) if self.running.len() > 1 => {
+                return Some(self.place_of_key(key).unwrap_or(index));
+            }
+            _ => (),
         }
+        // Nobody has too much. Whoever is alone would wait for ever.
+        if self.running.len() == 1 && machine.evict_anybody(1) > 0 { None } else { Some(index) }
     }
 
     /// Takes slot and pages away. Recomputed later to the same bits: nothing that was sent changes.
@@ -250,10 +254,8 @@ impl Stepper {
     pub(crate) fn make_give_way(&mut self, machine: &mut Machine<impl Compute>, place: Option<usize>) -> bool {
         let index = match place {
             Some(place) => place.checked_rem(self.running.len()),
-            None => {
-                let label = self.running.first().map(|request| request.label);
-                label.and_then(|label| self.victim_for_pages(machine, label))
-            }
+            None if self.running.is_empty() => None,
+            None => self.victim_for_pages(machine, self.running.len() - 1),
         };
         if let Some(index) = index {
             self.preempt(machine, index);

@@ -294,7 +294,7 @@ impl Stepper {
         has_room.then_some(Part { index, ticket: request.ticket, first, end, guesses: 0 })
     }
 
-    fn place_of_key(&self, key: Key) -> Option<usize> {
+    pub(crate) fn place_of_key(&self, key: Key) -> Option<usize> {
         self.running.iter().position(|request| request.arrival == key)
     }
 
@@ -561,8 +561,8 @@ impl Stepper {
                     return None;
                 }
             }
-            let Some(victim) = self.victim_for_pages(machine, self.running[index].label) else {
-                // A cache gave its pages.
+            let Some(victim) = self.victim_for_pages(machine, index) else {
+                // A cache gave pages.
                 continue;
             };
             let here = self.running[victim].is_here();

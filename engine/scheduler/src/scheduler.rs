@@ -329,6 +329,10 @@ impl Scheduler {
             }
             // Tenants whose prompts cannot go on hide nobody behind them; there are no more of them than slots.
             planned_for += usize::from(can_go_on);
+            let left = self.costs.tokens_within(left_us, 0).min(left_tokens);
+            if into.len() > begin && left < CHUNK_STEP {
+                break;
+            }
         }
         self.top_up(left_us, left_tokens, rest, &mut into[begin..]);
     }

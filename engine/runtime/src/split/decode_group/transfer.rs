@@ -15,12 +15,17 @@ impl DecodeGroup {
         let Some(request) = self.request(route) else { return exhausted };
         let (label, tokens) = (request.label, request.tokens.len());
         if self.terms.in_place {
+            // Nobody else has a slot: what caches hold comes back for nobody's end.
+            let alone = self.stepper.running.len() == 1;
             let cached = machine.cached_tokens(label, &request.tokens) / PAGE_TOKENS;
             let needed = (pages as usize).saturating_sub(cached);
             let missing = needed.saturating_sub(machine.pool.counts().free);
             if missing > 0 {
                 let _pinned = machine.pin(label, &request.tokens);
-                machine.evict(label, missing);
+                let freed = machine.evict(label, missing);
+                if alone {
+                    machine.evict_anybody(missing.saturating_sub(freed));
+                }
             }
             let enough = machine.pool.counts().free >= needed;
             return if enough { DecodeInput::Reserved { route, pages: Vec::new() } } else { exhausted };
