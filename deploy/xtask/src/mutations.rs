@@ -16,6 +16,7 @@ mod remote;
 mod rows;
 mod scheduler;
 mod split;
+mod swap;
 mod templates;
 mod tenants;
 
@@ -60,6 +61,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         rows::ROWS,
         scheduler::SCHEDULING,
         split::SPLIT,
+        swap::SWAPPED,
         templates::TEMPLATES,
         tenants::TENANTS,
     ];

@@ -18,6 +18,9 @@ use policies_domain::Label;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+/// Prompts that wait and are looked up in the cache again, at each look at the queue: some tens of microseconds each.
+const LOOKED_UP_AT_ONCE: usize = 4;
+
 impl Stepper {
     /// Forgets the cancelled; scrubs and frees what they gave back.
     pub(crate) fn forget_the_cancelled(&mut self, machine: &mut Machine<impl Compute>) {
@@ -67,6 +70,17 @@ impl Stepper {
                 };
                 self.scheduler.arrive(request.came, request.arrival, arrival);
             }
+        }
+        self.look_again(machine);
+    }
+
+    /// What was computed meanwhile may be the beginning of a prompt that waits: a few of them are looked up at a time.
+    fn look_again(&mut self, machine: &Machine<impl Compute>) {
+        let waiting = self.waiting.len();
+        for _ in 0..waiting.min(LOOKED_UP_AT_ONCE) {
+            self.looked_up = (self.looked_up + 1) % waiting;
+            let request = &self.waiting[self.looked_up];
+            self.scheduler.note_cached(request.arrival, known_tokens(machine, request));
         }
     }
 

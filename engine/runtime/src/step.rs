@@ -71,6 +71,8 @@ pub(crate) struct Stepper {
     pub(crate) periods: Periods,
     /// Tenants that had pages when it was last looked.
     pub(crate) page_holders: Vec<Label>,
+    /// The place in `waiting` that was looked up in the cache last.
+    pub(crate) looked_up: usize,
     /// Requests that a prefill group is done with.
     pub(crate) left: Vec<Left>,
     /// Pages that are needed come back when a handoff has ended.
@@ -153,6 +155,7 @@ impl Stepper {
             measures: false,
             periods: Periods::default(),
             page_holders: Vec::new(),
+            looked_up: 0,
             left: Vec::new(),
             pages_awaited: false,
             scratch: SamplingScratch::new(),
