@@ -56,7 +56,6 @@ pub(crate) struct Stepper {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) config: EngineConfig,
-    pub(crate) tenancy: Tenancy,
     /// Requests that hold a slot, the last admitted last. At most `sequences_max`.
     pub(crate) running: Vec<Running>,
     /// Requests that have no slot yet, or gave it up to others. The inbox bounds them together with all others.
@@ -143,7 +142,6 @@ impl Stepper {
     /// With nothing to do yet.
     pub(crate) fn new(role: Role, inbox: Arc<Inbox>, counters: Arc<Counters>, config: EngineConfig) -> Self {
         Self {
-            tenancy: Tenancy::default(),
             role,
             inbox,
             counters,
@@ -180,7 +178,6 @@ impl Stepper {
     /// For these tenants. It has nothing to do yet.
     pub(crate) fn for_tenants(mut self, tenancy: &Tenancy) -> Self {
         self.scheduler = scheduler(&self.config, tenancy.clone(), Costs::GUESS);
-        self.tenancy = tenancy.clone();
         self
     }
 
@@ -254,7 +251,7 @@ impl Stepper {
 
     /// Whether steps may be made for this tenant now.
     fn is_due(&self, tenant: Label) -> bool {
-        !self.measures || !self.tenancy.of(tenant).exclusive || self.periods.is_due(tenant, self.now)
+        !self.measures || !self.scheduler.tenancy().of(tenant).exclusive || self.periods.is_due(tenant, self.now)
     }
 
     /// The next chunks of prompts, in one pass, for which there are so many microseconds.
@@ -337,7 +334,7 @@ impl Stepper {
     /// The tenant of a part, if nobody may share a pass with it.
     fn exclusive(&self, part: &Part) -> Option<Label> {
         let label = self.running[part.index].label;
-        self.tenancy.of(label).exclusive.then_some(label)
+        self.scheduler.tenancy().of(label).exclusive.then_some(label)
     }
 
     /// One forward pass, and what follows from it for each request of the group (in the order of `running`).
@@ -439,7 +436,7 @@ impl Stepper {
             let request = &mut self.running[part.index];
             request.cost_ns += cost_ns;
             self.scheduler.charge(request.arrival, *cost_ns);
-            if self.tenancy.of(request.label).exclusive {
+            if self.scheduler.tenancy().of(request.label).exclusive {
                 self.periods.note(request.label);
             }
         }

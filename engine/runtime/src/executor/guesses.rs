@@ -144,7 +144,7 @@ fn who_asked_for_none_gets_no_guesses() {
     let of = |terms: Option<TenantTerms>| {
         let mut run = Run::new(GUESSING, None);
         let terms = terms.map(|terms| (label(1), terms));
-        run.executor.stepper.tenancy = Tenancy::new(terms).unwrap();
+        run.executor.stepper = run.executor.stepper.for_tenants(&Tenancy::new(terms).unwrap());
         asked.iter().for_each(|asked| run.ask(*asked));
         let run = run.finish(&[]);
         // The most that a step brought.

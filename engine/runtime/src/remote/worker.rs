@@ -60,7 +60,7 @@ impl Worker {
         identity: &Identity,
     ) -> Result<Self, StartWorkerError> {
         let role = identity.role();
-        let (machine, page_bytes) = cpu_machine(model, config, config.threads, 0)?;
+        let (mut machine, page_bytes) = cpu_machine(model, config, config.threads, 0)?;
         let (fingerprint, context_length) = (model.fingerprint(config.kv), model.config().context_length);
         let bounds = PromptBounds { vocabulary: machine.compute.vocabulary(), context_length };
         let listener = Listener::bind(address, identity, link_terms(page_bytes, context_length));
@@ -86,8 +86,8 @@ impl Worker {
                 let inbox = Arc::new(Inbox::new(config.sequences_max + config.queue_max));
                 let counters = Arc::new(Counters::new());
                 let context_max = config.context_max(context_length);
-                let mut stepper = Stepper::new(Part::Decode, inbox, counters, config);
-                stepper.tenancy = tenancy;
+                let stepper = Stepper::new(Part::Decode, inbox, counters, config).on_terms(&tenancy, machine.costs);
+                machine.keep_swapped(random()?, config.swap_mib << 20);
                 let (mut deciding, group) = Deciding::new(stepper, &machine, fingerprint, context_max)?;
                 let between = deciding.between.clone();
                 start("engine-decode", Box::new(move || between.run_decode(group, machine)))?;
@@ -192,8 +192,8 @@ impl<C: Compute> Serving<C> {
         let Agreed { terms, slots, boot, pages, places } = introduction::answer(offer, &sender, &mut receiver)?;
         let inbox = Arc::new(Inbox::new(slots));
         let config = EngineConfig { sequences_max: slots, ..self.config };
-        let mut stepper = Stepper::new(Part::Prefill, inbox.clone(), self.counters.clone(), config);
-        stepper.tenancy = self.tenancy.clone();
+        let stepper = Stepper::new(Part::Prefill, inbox.clone(), self.counters.clone(), config);
+        let stepper = stepper.on_terms(&self.tenancy, self.machine.costs);
         let reader = Reader::new(terms.key.clone(), Peer::Decode(self.bounds), streams.is_some());
         let group = PrefillGroup::new(stepper, terms, life);
         let between = Between::new(inbox);

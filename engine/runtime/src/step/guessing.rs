@@ -24,7 +24,7 @@ impl Stepper {
         }
         for part in group {
             let request = &mut self.running[part.index];
-            let terms = self.tenancy.of(request.label);
+            let terms = self.scheduler.tenancy().of(request.label);
             if !terms.speculates || terms.exclusive {
                 continue;
             }
