@@ -16,6 +16,8 @@ pub enum LedgerFault {
     EarlyFreeUnseen,
     /// A sequence may hold another tenant's shared page (`weak-block-hash`, `prefix-hit-timing`).
     ForeignAttach,
+    /// The prefix caches over this pool are one for all tenants ([`CacheFault::OneTree`]), and its pages may be held by all.
+    SharedPrefixes,
     /// The assertions at the door of the free list are off: layer removal, to see what stands behind them.
     NoAssertions,
 }

@@ -328,6 +328,11 @@ impl Ledger {
         self.faults = faults;
     }
 
+    /// See [`LedgerFault::SharedPrefixes`].
+    pub(crate) fn shares_prefixes(&self) -> bool {
+        self.planted(LedgerFault::SharedPrefixes)
+    }
+
     fn planted(&self, fault: LedgerFault) -> bool {
         cfg!(any(test, feature = "fault-injection")) && self.faults.contains(&fault)
     }

@@ -149,6 +149,11 @@ impl PagePool {
         self.lock().plant(faults);
     }
 
+    /// A defect that a test planted.
+    pub(crate) fn shares_prefixes(&self) -> bool {
+        cfg!(any(test, feature = "fault-injection")) && self.lock().shares_prefixes()
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, Ledger> {
         // A panic while the ledger was locked is one of its own assertions: whoever comes next must not go on with it,
         // but `Drop` must not panic twice either. The assertions of the ledger see whatever is wrong.

@@ -216,7 +216,7 @@ impl PrefixCache {
 
     /// Whose tree a tenant's prefixes are in.
     fn domain_of(&self, label: Label) -> Label {
-        if self.planted(CacheFault::OneTree) { Label::NOBODY } else { label }
+        if self.planted(CacheFault::OneTree) || self.pool.shares_prefixes() { Label::NOBODY } else { label }
     }
 
     fn tree(&mut self, label: Label) -> &mut Tree {

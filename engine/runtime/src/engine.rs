@@ -418,6 +418,12 @@ impl Engine {
     pub fn plant(&self, faults: Vec<crate::Fault>) {
         self.0.planted.set(faults);
     }
+
+    /// From here on all tenants have one prefix cache.
+    #[cfg(feature = "fault-injection")]
+    pub fn share_prefixes(&self) {
+        self.0.pools.iter().for_each(|pool| pool.plant(vec![engine_kv::LedgerFault::SharedPrefixes]));
+    }
 }
 
 impl Drop for Handle {

@@ -417,6 +417,7 @@ mod tests {
             "bulkhead audit sidechannel --samples 400 --prefix-tokens 64,512 --flood-tokens 60000 --constant-shape",
             "bulkhead selftest incident --json --seed 3 --requests 500",
             "bulkhead selftest leaks --json --runs 5",
+            "bulkhead selftest sidechannel --seed 3",
             "bulkhead selftest traces --runs 5 --seed 9",
         ] {
             assert!(parses(line), "{line}");

@@ -62,6 +62,14 @@ pub(super) const AUDITS: &[Mutation] = &[
         tests: "test(oracles_of_too_few_rounds_prove_nothing)",
     },
     Mutation {
+        name: "audit: an answer that is stopped within one tenant is no hit",
+        file: "gateway/server/src/cli/audit/measure.rs",
+        find: "        if of.warmed_by == Party::Attacker {\n",
+        replace: "        if of.warmed_by == Party::Attacker && of.pairs == 0 {\n",
+        packages: &["gateway-server"],
+        tests: "test(a_gateway_that_stops_answers_within_one_tenant_is_not_audited_past_it)",
+    },
+    Mutation {
         name: "audit: two keys of one tenant are no two tenants",
         file: "gateway/server/src/cli/audit.rs",
         find: "if victim == attacker {",

@@ -7,6 +7,8 @@ mod measure;
 mod probe;
 mod prompts;
 mod report;
+#[cfg(feature = "selftest")]
+pub(crate) mod selftest;
 mod statistics;
 mod verdict;
 

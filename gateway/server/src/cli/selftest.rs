@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use clap::Subcommand;
 
 /// What can be tested.
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Selftest {
     /// Play the incident again in which responses carried other tenants' data, without and with the checks
     Incident {
@@ -26,6 +26,15 @@ pub(crate) enum Selftest {
         /// Runs of each kind of fault
         #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
         runs: u64,
+    },
+    /// Audit a gateway whose tenants share one prefix cache, and one whose do not: the first must be found out
+    Sidechannel {
+        /// A GGUF file of the default model's size instead of the default model
+        #[arg(long)]
+        model: Option<std::path::PathBuf>,
+        /// Draws prompts and orders
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
     },
     /// Random traces of requests, without a fault and with one: nothing foreign may leave, nobody be accused wrongly
     Traces {
@@ -61,6 +70,9 @@ pub(crate) fn run(what: Selftest) -> Result<()> {
             if !survey.holds() {
                 bail!("a fault was missed or found too late, or somebody was accused wrongly");
             }
+        }
+        Selftest::Sidechannel { model, seed } => {
+            super::block_on(super::audit::selftest::run(model, seed))?;
         }
         Selftest::Traces { runs, seed } => {
             let bar = bar(runs, "random traces");

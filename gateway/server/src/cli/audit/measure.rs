@@ -173,7 +173,7 @@ pub(crate) async fn measure(
 
 async fn calibrate(gateway: &mut impl Probed, prompts: &mut Prompts) -> Result<()> {
     let prompt = prompts.words(CALIBRATION_WORDS);
-    let answered = gateway.ask(Party::Victim, &prompt).await?;
+    let answered = served(gateway.ask(Party::Victim, &prompt).await?)?;
     if answered.prompt_tokens == 0 {
         bail!("the gateway does not say how many tokens a prompt has");
     }
@@ -202,7 +202,7 @@ async fn compare(
         progress(&of.name, pair, of.pairs);
         let prefix = prompts.fresh(of.tokens);
         let first = prompts.ending(&prefix, ENDING_TOKENS);
-        gateway.ask(of.warmed_by, &first).await?;
+        served(gateway.ask(of.warmed_by, &first).await?)?;
         let warm = prompts.ending(&prefix, ENDING_TOKENS);
         let unknown = prompts.fresh(of.tokens);
         let cold = prompts.ending(&unknown, ENDING_TOKENS);
@@ -211,6 +211,10 @@ async fn compare(
         let one = gateway.ask(Party::Attacker, one).await?;
         let other = gateway.ask(Party::Attacker, other).await?;
         let (warm, cold) = if warm_first { (one, other) } else { (other, one) };
+        served(cold)?;
+        if of.warmed_by == Party::Attacker {
+            served(warm)?;
+        }
         pairs.warm_us.push(warm.first_us);
         pairs.cold_us.push(cold.first_us);
         let (warm, cold) = (is_hit(warm, of.tokens), is_hit(cold, of.tokens));
@@ -218,6 +222,14 @@ async fn compare(
         pairs.only_cold_hits += usize::from(cold && !warm);
     }
     Ok(pairs)
+}
+
+/// An answer that is stopped although nobody else sent the like is a fault of the gateway, which no audit measures past.
+fn served(answered: Answered) -> Result<Answered> {
+    if answered.stopped {
+        bail!("the gateway stopped an answer for an isolation fault where no other tenant had sent the like");
+    }
+    Ok(answered)
 }
 
 /// A template's beginning or a public prefix may be there of every prompt; half of the prefix is no accident.
@@ -259,7 +271,7 @@ async fn evict(gateway: &mut impl Probed, plan: &Plan, prompts: &mut Prompts, ev
             flood(gateway, plan, prompts).await?;
         }
         let again = prompts.ending(&prefix, ENDING_TOKENS);
-        let answered = gateway.ask(Party::Victim, &again).await?;
+        let answered = served(gateway.ask(Party::Victim, &again).await?)?;
         hits[usize::from(flooded)] = is_hit(answered, EVICTION_TOKENS);
     }
     let [quiet, flooded] = hits;

@@ -21,6 +21,8 @@ struct Planted {
     shared_report: bool,
     /// What one tenant sent would be read by the other, and the answer is stopped.
     stopped: bool,
+    /// What a tenant sent itself is stopped.
+    own_stopped: bool,
     /// Among those who wait, whoever matches anybody's cache goes first.
     shared_order: bool,
     /// One tenant's prompts push out the other's.
@@ -82,7 +84,8 @@ impl Drawn {
         let reported = self.cached(if self.planted.shared_report { &everybody } else { &own }, prompt);
         let tokens = prompt.split(' ').count();
         let first_us = 900.0 + 25.0 * (tokens - saved) as f64 + self.noise_us();
-        let stopped = self.planted.stopped && self.cached(&everybody, prompt) > self.cached(&own, prompt);
+        let of_others = self.cached(&everybody, prompt) > self.cached(&own, prompt);
+        let stopped = self.planted.stopped && of_others || self.planted.own_stopped && self.cached(&own, prompt) > 0;
         self.keep(party, prompt);
         Answered { first_us, prompt_tokens: tokens as u64, cached_tokens: reported as u64, stopped }
     }
@@ -181,6 +184,14 @@ async fn an_answer_that_is_stopped_because_of_anothers_prefix_tells_of_it() {
     let judgement = audit(Planted { stopped: true, ..Planted::default() }, &small()).await;
     assert_eq!(judgement.verdict, Verdict::ChannelFound);
     assert_eq!(arms(&judgement, Finding::Channel), ["reported hits"]);
+}
+
+#[tokio::test]
+async fn a_gateway_that_stops_answers_within_one_tenant_is_not_audited_past_it() {
+    let mut gateway = Drawn::new(Planted { own_stopped: true, ..Planted::default() }, 11);
+    let mut prompts = Prompts::new(Random::new(5));
+    let error = measure(&mut gateway, &small(), &mut prompts, has_power, &mut |_, _, _| {}).await.unwrap_err();
+    assert!(error.to_string().contains("no other tenant"), "{error}");
 }
 
 #[tokio::test]
