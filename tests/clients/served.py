@@ -1,8 +1,8 @@
 """Compares the gateway with llama.cpp's own HTTP server: 16 streams at a time, closed loop, over loopback.
 
 Arguments: the `bulkhead` program, the `llama-server` program, a file for the result (JSON), how many repetitions, the
-model, and files made from it in other quantisations for the other server. Needs the Python package `llama-cpp-python`,
-for cutting prompts of an exact number of tokens, and nothing else.
+model, and files made from it in other quantisations for the other server. Needs the Python package `llama-cpp-python`
+for its version, and nothing else; `contended.py` measures with the same functions.
 
 Each repetition starts each server anew and measures them in turn; ratios are of one repetition. The other server is
 measured with its defaults and with small batches, which shorten the pauses of those who are decoding, and the better of
@@ -18,41 +18,59 @@ import statistics
 import subprocess
 import sys
 import time
-
-import llama_cpp
+import urllib.request
 
 STREAMS = 16
 REQUESTS_EACH = 2
 PROMPT_TOKENS = 500
 COMPLETION_TOKENS = 64
-# Room of a slot: prompt and completion, rounded up.
-SLOT_TOKENS = 640
 START_SECONDS_MAX = 120
 TEXT = pathlib.Path(__file__).parent.parent / "golden/model/perplexity.txt"
 VARIANTS = {"defaults": [], "small batches": ["--batch-size", "128", "--ubatch-size", "128"]}
 # Figure: whether more is better.
-FIGURES = {"output_tokens_per_second": True, "ttft_ms_p50": False, "itl_ms_max": False}
+FIGURES = {
+    "output_tokens_per_second": True, "ttft_ms_p50": False, "ttft_ms_p95": False, "ttft_ms_p99": False,
+    "itl_ms_p50": False, "itl_ms_p95": False, "itl_ms_p99": False, "itl_ms_max": False,
+}
 
 
-def prompts(model):
-    """Texts of exactly PROMPT_TOKENS tokens that share no beginning."""
-    vocabulary = llama_cpp.Llama(model, vocab_only=True, verbose=False)
-    tokens = vocabulary.tokenize(TEXT.read_bytes(), add_bos=False, special=False)
-    found, start = [], 0
-    while len(found) < STREAMS:
-        piece = vocabulary.detokenize(tokens[start : start + PROMPT_TOKENS])
-        start += 30
-        try:
-            text = piece.decode()
-        except UnicodeDecodeError:
-            continue
-        if len(vocabulary.tokenize(piece, add_bos=False, special=False)) == PROMPT_TOKENS:
-            found.append(text)
-            start += PROMPT_TOKENS - 30
-    return found
+def prompts(program, model, count, prompt_tokens):
+    """Texts of exactly so many tokens that share no beginning: no cache of prefixes has anything of one from another."""
+    port = free_port()
+    process = start(program, model, port, ["--ctx-size", "128"])
+    try:
+        asyncio.run(ready(process, port))
+        tokens = ask(port, "/tokenize", {"content": TEXT.read_text()})["tokens"]
+        found, start_at, apart = [], 0, max(1, (len(tokens) - prompt_tokens) // (count + 20))
+        while len(found) < count and start_at + prompt_tokens <= len(tokens):
+            text = ask(port, "/detokenize", {"tokens": tokens[start_at : start_at + prompt_tokens]})["content"]
+            # A piece may begin or end inside a character, or be other tokens when it stands alone.
+            fits = len(ask(port, "/tokenize", {"content": text})["tokens"]) == prompt_tokens
+            if fits:
+                found.append(text)
+            start_at += apart if fits else 1
+        if len(found) < count:
+            sys.exit("the text is too short for so many prompts")
+        return found
+    finally:
+        process.terminate()
+        process.wait()
 
 
-async def stream(host, port, headers, body):
+def ask(port, path, body):
+    data = json.dumps(body | {"add_special": False}).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=START_SECONDS_MAX) as answer:
+        return json.load(answer)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+async def stream(host, port, headers, body, prompt_tokens):
     """One request; gives the times of its pieces of text from its sending, and the tokens that the server counted."""
     data = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\nconnection: close\r\n"
@@ -80,63 +98,73 @@ async def stream(host, port, headers, body):
     writer.close()
     if not done or not times or not usage:
         sys.exit("a stream was cut or has no usage")
-    if usage["prompt_tokens"] != PROMPT_TOKENS:
-        sys.exit(f"the prompt had {usage['prompt_tokens']} tokens for this server, not {PROMPT_TOKENS}")
+    if usage["prompt_tokens"] != prompt_tokens:
+        sys.exit(f"the prompt had {usage['prompt_tokens']} tokens for this server, not {prompt_tokens}")
     return times, usage["completion_tokens"]
 
 
-async def load(host, port, headers, extra, texts):
-    """All streams at once; each sends its next request when the last is answered."""
+async def load(host, port, headers, extra, texts, streams, prompt_tokens, completion_tokens):
+    """So many streams at once; each sends its next request when the last is answered. Every text is sent once."""
     results = []
 
     async def client(number):
-        for turn in range(REQUESTS_EACH):
+        for text in texts[number::streams]:
             body = {
-                "model": extra.get("model", "default"), "prompt": texts[(number + turn * 7) % STREAMS],
-                "max_tokens": COMPLETION_TOKENS, "temperature": 0, "stream": True,
+                "model": extra.get("model", "default"), "prompt": text,
+                "max_tokens": completion_tokens, "temperature": 0, "stream": True,
                 "stream_options": {"include_usage": True}, **extra,
             }
-            results.append(await stream(host, port, headers, body))
+            results.append(await stream(host, port, headers, body, prompt_tokens))
 
     started = time.perf_counter()
-    await asyncio.gather(*(client(number) for number in range(STREAMS)))
+    await asyncio.gather(*(client(number) for number in range(streams)))
     seconds = time.perf_counter() - started
-    gaps = [later - earlier for times, _ in results for earlier, later in zip(times, times[1:])]
-    return {
-        "output_tokens_per_second": sum(tokens for _, tokens in results) / seconds,
-        "ttft_ms_p50": statistics.median(times[0] for times, _ in results) * 1e3,
-        "itl_ms_max": max(gaps) * 1e3,
-    }
+    ttft = [times[0] * 1e3 for times, _ in results]
+    itl = [(later - earlier) * 1e3 for times, _ in results for earlier, later in zip(times, times[1:])]
+    figures = {"output_tokens_per_second": sum(tokens for _, tokens in results) / seconds}
+    for name, values in {"ttft_ms": ttft, "itl_ms": itl}.items():
+        figures |= {f"{name}_p{percent}": percentile(values, percent) for percent in (50, 95, 99)}
+    return figures | {"itl_ms_max": max(itl)}
 
 
-def ours(program, model, texts):
+def percentile(values, percent):
+    """The smallest of the values that so many percent of them do not exceed."""
+    values = sorted(values)
+    return values[max(0, -(-len(values) * percent // 100) - 1)]
+
+
+def ours(program, model, texts, *sizes):
     command = [program, "demo", "--json", "--listen", "127.0.0.1:0", "--model", model]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         ready = json.loads(process.stdout.readline())
         host, port = ready["address"].removeprefix("http://").split(":")
         headers = {"authorization": f"Bearer {ready['tenants'][0]['key']}"}
-        return asyncio.run(load(host, int(port), headers, {"model": ready["model"]}, texts))
+        return asyncio.run(load(host, int(port), headers, {"model": ready["model"]}, texts, *sizes))
     finally:
         process.terminate()
         process.wait()
 
 
-def theirs(program, model, arguments, texts):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def start(program, model, port, arguments):
     threads = str(len(os.sched_getaffinity(0)))
     command = [
         program, "--model", model, "--host", "127.0.0.1", "--port", str(port), "--threads", threads,
-        "--threads-batch", threads, "--parallel", str(STREAMS), "--ctx-size", str(STREAMS * SLOT_TOKENS), *arguments,
+        "--threads-batch", threads, *arguments,
     ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def theirs(program, model, arguments, texts, streams, prompt_tokens, completion_tokens):
+    port = free_port()
+    slot_tokens = -(-(prompt_tokens + completion_tokens) // 128) * 128
+    sizes = ["--parallel", str(streams), "--ctx-size", str(streams * slot_tokens)]
+    process = start(program, model, port, [*sizes, *arguments])
     try:
         asyncio.run(ready(process, port))
-        # Not to end early, and not to take a prompt of an earlier turn out of its cache: neither does the gateway.
+        # Not to end early, and not to take a prompt of an earlier turn out of its cache: the gateway gets each once.
         extra = {"ignore_eos": True, "cache_prompt": False}
-        return asyncio.run(load("127.0.0.1", port, {}, extra, texts))
+        return asyncio.run(load("127.0.0.1", port, {}, extra, texts, streams, prompt_tokens, completion_tokens))
     finally:
         process.terminate()
         process.wait()
@@ -176,17 +204,20 @@ def ratios(own, peers):
 
 
 def main():
+    import llama_cpp
+
     program, server, output, repetitions, model, *others = sys.argv[1:]
     files = {"same file": model} | {pathlib.Path(file).stem.rsplit(".as-", 1)[-1]: file for file in others}
-    texts = prompts(model)
+    texts = prompts(server, model, STREAMS * REQUESTS_EACH, PROMPT_TOKENS)
+    sizes = (STREAMS, PROMPT_TOKENS, COMPLETION_TOKENS)
     load_before = os.getloadavg()[0]
     own, peers = [], {f"{name}, {variant}": [] for name in files for variant in VARIANTS}
     for repetition in range(int(repetitions)):
-        own.append(ours(program, model, texts))
+        own.append(ours(program, model, texts, *sizes))
         print(f"repetition {repetition + 1}: bulkhead {own[-1]}", flush=True)
         for name, file in files.items():
             for variant, arguments in VARIANTS.items():
-                run = theirs(server, file, arguments, texts)
+                run = theirs(server, file, arguments, texts, *sizes)
                 peers[f"{name}, {variant}"].append(run)
                 print(f"repetition {repetition + 1}: llama-server, {name}, {variant} {run}", flush=True)
     figures = lambda runs: {figure: spread([run[figure] for run in runs]) for figure in FIGURES}
@@ -202,4 +233,5 @@ def main():
     pathlib.Path(output).write_text(json.dumps(result, indent=2) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

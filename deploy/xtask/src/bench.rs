@@ -6,6 +6,7 @@ mod handoff;
 mod note;
 mod peers;
 mod plot;
+mod scheduler;
 mod simulation;
 
 use crate::phase::execute;
@@ -56,6 +57,21 @@ pub(crate) enum Bench {
         #[arg(long)]
         threads: Option<usize>,
     },
+    /// What tenants have beside each other on the real model, and what that costs; ten minutes
+    Scheduler {
+        /// The result as JSON, which is also written to tests/results
+        #[arg(long)]
+        json: bool,
+        /// Counted repetitions of each measurement
+        #[arg(long, default_value_t = 5)]
+        repetitions: u16,
+        /// How long one side of a measurement over time takes
+        #[arg(long, default_value_t = 20)]
+        seconds: u16,
+        /// Only these parts; of the others the result keeps what was measured before
+        #[arg(long, value_delimiter = ',')]
+        parts: Vec<String>,
+    },
     /// The scheduler's own code with thousands of tenants, under an engine that is made up
     SchedulerSimulation,
     /// Write docs/performance.md and its plots anew from tests/results, without measuring
@@ -69,6 +85,10 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
         Bench::Served { repetitions } => served(root, *repetitions)?,
         Bench::Checks => checks::run(root)?,
         Bench::Handoff { repetitions, threads } => handoff::run(root, *repetitions, *threads)?,
+        Bench::Scheduler { json, repetitions, seconds, parts } => scheduler::run(
+            root,
+            &scheduler::Options { repetitions: *repetitions, seconds: *seconds, parts, json: *json },
+        )?,
         Bench::SchedulerSimulation => simulation::run(root)?,
         Bench::Note => {}
     }

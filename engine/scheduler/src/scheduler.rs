@@ -132,7 +132,12 @@ impl Scheduler {
     }
 
     /// A request waits for a slot. `key` is nobody's else.
-    pub fn arrive(&mut self, now: Duration, key: Key, arrival: Arrival) {
+    pub fn arrive(&mut self, now: Duration, key: Key, mut arrival: Arrival) {
+        arrival.tenant = self.config.tenancy.queue_of(arrival.tenant);
+        if self.config.tenancy.is_first_come() {
+            // Nothing but the time of its arrival gives it a place.
+            arrival.cached_tokens = 0;
+        }
         let request = Request { arrival, since: now, prepaid_ns: 0, has_slot: false, prefills: false };
         if self.requests.insert(key, request).is_some() {
             debug_assert!(false, "two requests of one name");
@@ -144,6 +149,9 @@ impl Scheduler {
 
     /// Another part of its prompt is in the cache by now.
     pub fn note_cached(&mut self, key: Key, cached_tokens: usize) {
+        if self.config.tenancy.is_first_come() {
+            return;
+        }
         let Some(request) = self.requests.get_mut(&key).filter(|request| !request.has_slot) else { return };
         let before = std::mem::replace(&mut request.arrival.cached_tokens, cached_tokens);
         if let Some(queues) = self.queues.get_mut(&request.arrival.tenant) {
@@ -245,6 +253,7 @@ impl Scheduler {
     /// often, of a less urgent class or of the tenant with the most slots for its weight. `None`: nobody has more than its share.
     #[must_use]
     pub fn victim_for_slot(&self, tenant: Label) -> Option<Key> {
+        let tenant = self.config.tenancy.queue_of(tenant);
         let (class, weight) = (self.shares.class(tenant), self.shares.weight(tenant));
         let own = self.slots_of(tenant) as u64;
         let floor = (self.config.slots * SLOT_FLOOR_PERMILLE / 1000).max(1);
@@ -427,7 +436,7 @@ impl Scheduler {
     }
 
     fn newest(&self, tenant: Label) -> Option<Key> {
-        self.queues.get(&tenant)?.running.last().map(|(_, key)| *key)
+        self.queues.get(&self.config.tenancy.queue_of(tenant))?.running.last().map(|(_, key)| *key)
     }
 
     fn change_slots(&mut self, tenant: Label, change: impl FnOnce(&mut Queues)) {

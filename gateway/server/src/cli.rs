@@ -194,6 +194,24 @@ enum BenchCommand {
         #[arg(long)]
         output: Option<PathBuf>,
     },
+    /// What tenants have of the engine beside each other, and what fairness costs; prints JSON
+    Scheduler {
+        /// A GGUF file instead of the default model
+        #[arg(long)]
+        model: Option<PathBuf>,
+        /// Compute threads; as many as there are cores when not given
+        #[arg(long, value_parser = clap::value_parser!(u16).range(1..=EngineConfig::LARGEST.threads as i64))]
+        threads: Option<u16>,
+        /// Counted repetitions of each measurement
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+        repetitions: u16,
+        /// How long one side of a measurement over time takes
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=3600))]
+        seconds: u16,
+        /// Only these parts
+        #[arg(long, value_enum, value_delimiter = ',')]
+        parts: Vec<bench::tenants::Part>,
+    },
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -300,6 +318,16 @@ pub(crate) fn run() -> Result<()> {
                 written.with_context(|| format!("`{}` cannot be written", output.display()))?;
             }
             print(&report, json)
+        }
+        Command::Bench(BenchCommand::Scheduler { model, threads, repetitions, seconds, parts }) => {
+            let options = bench::tenants::Options {
+                model: model.map_or_else(default_model, Ok)?,
+                threads: threads.map_or_else(machine::cores, usize::from).min(EngineConfig::LARGEST.threads),
+                repetitions: repetitions.into(),
+                seconds: seconds.into(),
+                parts,
+            };
+            Ok(say(block_on(bench::tenants::measure(&options))?)?)
         }
         Command::Key(KeyCommand::New { tenant, config, data_dir }) => {
             let new = key::new(&tenant, config.as_deref(), data_dir.as_deref())?;

@@ -2,7 +2,7 @@
 //! by this program or not at all.
 
 use super::plot::{Plot, Series, thousands};
-use super::{checks, handoff, result_file, simulation};
+use super::{checks, handoff, result_file, scheduler, simulation};
 use anyhow::{Context, Result};
 use serde_json::Value as Json;
 use std::fmt::Write;
@@ -67,6 +67,7 @@ struct Results {
     checks: Json,
     handoff: Json,
     simulation: Json,
+    scheduler: Json,
 }
 
 impl Results {
@@ -82,6 +83,7 @@ impl Results {
             checks: read("checks.json")?,
             handoff: read("handoff.json")?,
             simulation: read(simulation::FILE)?,
+            scheduler: read(scheduler::FILE)?,
         })
     }
 
@@ -91,6 +93,7 @@ impl Results {
         self.served_text(&mut text);
         self.checks_text(&mut text);
         self.handoff_text(&mut text);
+        text.push_str(&scheduler::text(&self.scheduler));
         text.push_str(&simulation::text(&self.simulation));
         text
     }
@@ -268,6 +271,7 @@ impl Results {
 
     fn plots(&self) -> Vec<(&'static str, Plot)> {
         let mut plots = self.engine_plots();
+        plots.extend(scheduler::plots(&self.scheduler));
         plots.extend(simulation::plots(&self.simulation));
         plots
     }
@@ -333,7 +337,7 @@ fn missing() -> String {
     "not measured".to_owned()
 }
 
-fn words(value: &Json) -> String {
+pub(super) fn words(value: &Json) -> String {
     value.as_str().map_or_else(missing, str::to_owned)
 }
 
@@ -389,6 +393,7 @@ mod tests {
             checks: Json::Null,
             handoff: Json::Null,
             simulation: Json::Null,
+            scheduler: Json::Null,
         };
         let text = none.text();
         assert!(text.contains("| decode, 1 sequence | not measured | not measured | 2.2 |"), "{text}");

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const LLAMA_CPP: &str = "llama-cpp-python==0.3.36";
+pub(super) const LLAMA_CPP: &str = "llama-cpp-python==0.3.36";
 
 const MISTRALRS: &str = "mistralrs==0.9.5";
 
@@ -103,7 +103,14 @@ pub(super) fn mistralrs(root: &Path) -> Result<PathBuf> {
     Ok(python)
 }
 
-/// llama.cpp's HTTP server; compiles it when it is missing. `python` is one of [`llama_cpp`].
+/// llama.cpp's HTTP server for those who need nothing else of the peer; compiles it when it is missing.
+pub(super) fn llama_server_alone(root: &Path) -> Result<PathBuf> {
+    let venv = root.join(".tools/peers/registry");
+    setup::make_venv(&venv)?;
+    llama_server(root, &venv.join("bin/python"))
+}
+
+/// llama.cpp's HTTP server; compiles it when it is missing. `python` is any that has pip.
 pub(super) fn llama_server(root: &Path, python: &Path) -> Result<PathBuf> {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let builds = builds(&cpuinfo);

@@ -1,4 +1,4 @@
-//! A line plot as SVG: few series, sizes that double along x, speeds from zero up along y.
+//! A line plot as SVG: few series; along x sizes that double or, where there are many points, time; from zero up along y.
 
 use std::fmt::Write;
 
@@ -13,6 +13,9 @@ const BOTTOM: f64 = 50.0;
 const GRID: f64 = 6.0;
 /// Labels at the lines' ends do not come closer than this.
 const LABEL_GAP: f64 = 16.0;
+
+/// More different values of x than this are not sizes that were chosen: they are places on a ruler.
+const SIZES_MAX: usize = 12;
 
 /// A picture: titles, and one line for each series.
 pub(super) struct Plot {
@@ -39,11 +42,19 @@ impl Plot {
         let y_max = points().map(|point| point.1).fold(0.0, f64::max);
         let step = round_step(y_max / GRID);
         let top = (y_max / step).ceil().max(1.0) * step;
+        let mut xs: Vec<f64> = points().map(|point| point.0).collect();
+        xs.sort_by(f64::total_cmp);
+        xs.dedup();
+        let on_ruler = xs.len() > SIZES_MAX;
         let x_of = |x: f64| {
-            let span = (x_max / x_min).ln();
-            let share = if span > 0.0 { (x / x_min).ln() / span } else { 0.5 };
+            let (from, span) =
+                if on_ruler { (x - x_min, x_max - x_min) } else { ((x / x_min).ln(), (x_max / x_min).ln()) };
+            let share = if span > 0.0 { from / span } else { 0.5 };
             LEFT + share * (WIDTH - LEFT - RIGHT)
         };
+        if on_ruler {
+            xs = ruler(x_min, x_max);
+        }
         let y_of = |y: f64| HEIGHT - BOTTOM - y / top * (HEIGHT - TOP - BOTTOM);
 
         let mut svg = format!(
@@ -61,9 +72,6 @@ impl Plot {
         text(LEFT, 22.0, "start", "#111111", &self.title);
         text((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 10.0, "middle", "#444444", self.x);
         text(LEFT - 8.0, TOP - 6.0, "end", "#444444", self.y);
-        let mut xs: Vec<f64> = points().map(|point| point.0).collect();
-        xs.sort_by(f64::total_cmp);
-        xs.dedup();
         for x in xs {
             text(x_of(x), HEIGHT - BOTTOM + 18.0, "middle", "#444444", &format!("{x}"));
         }
@@ -90,7 +98,7 @@ impl Plot {
                 "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{dash}/>",
                 path.join(" ")
             );
-            for (x, y) in points.iter().filter(|_| !dashed) {
+            for (x, y) in points.iter().filter(|_| !dashed && !on_ruler) {
                 let (x, y) = (x_of(*x), y_of(*y));
                 let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
             }
@@ -98,6 +106,13 @@ impl Plot {
         svg.push_str("</svg>\n");
         svg
     }
+}
+
+/// Round values between two others.
+fn ruler(from: f64, to: f64) -> Vec<f64> {
+    let step = round_step((to - from) / GRID);
+    let first = (from / step).ceil() as i64;
+    (first..).map(|mark| mark as f64 * step).take_while(|mark| *mark <= to).collect()
 }
 
 /// Where the names stand: at the end of their line, moved apart, from the top down.
@@ -171,6 +186,18 @@ mod tests {
         }
         let places = label_places(&plot.series, |y| 400.0 - y / 20.0);
         assert!((places[0] - places[1]).abs() >= LABEL_GAP, "{places:?}");
+    }
+
+    #[test]
+    fn many_points_stand_on_a_ruler() {
+        let points: Vec<(f64, f64)> = (-10..=30).map(|x| (f64::from(x) * 10.0, 1.0)).collect();
+        let svg = Plot { title: String::new(), x: "", y: "", series: vec![series("one", &points)] }.svg();
+        assert!(
+            svg.contains(">-100<") && svg.contains(">0<") && svg.contains(">300<") && !svg.contains(">10<"),
+            "{svg}"
+        );
+        assert!(!svg.contains("<circle") && !svg.contains("NaN"));
+        assert_eq!(ruler(-1.0, 1.0), [-1.0, -0.5, 0.0, 0.5, 1.0]);
     }
 
     #[test]

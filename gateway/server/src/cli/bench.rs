@@ -5,6 +5,7 @@
 //! number of threads, and the machine's own ceilings. Ratios are of such neighbours, so that a machine which changes its
 //! speed meanwhile changes both sides.
 
+mod callers;
 mod ceilings;
 mod exactness;
 mod figures;
@@ -16,6 +17,7 @@ mod report;
 mod scaling;
 mod scheduled;
 mod spread;
+pub(crate) mod tenants;
 mod work;
 
 use super::machine::{self, Machine};

@@ -1,15 +1,11 @@
 //! The engine with all that belongs to it: permit, admission, labelled pages, step loop, sampling, channels. Its figures
 //! are what a gateway can have of the forward pass.
 
+use super::callers::Callers;
 use super::spread::{Series, Spread};
 use anyhow::{Context, Result};
 use engine_model::Model;
-use engine_runtime::{Engine, EngineConfig, PromptInput, Sampling, Steps};
-use gateway_auth::{ApiKey, KeyRing, KeySecret, TenantKey};
-use policies_authz::{Authz, Facts};
-use policies_domain::{
-    Binding, ConnectionId, Credential, Layer, ModelName, Permit, Principal, RequestId, SealKey, TenantName,
-};
+use engine_runtime::{Engine, EngineConfig, Steps};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,7 +47,7 @@ pub(super) async fn measure(model: &Arc<Model>, threads: usize, repetitions: usi
     // What a token costs that is computed, every time: neither found in a cache nor guessed.
     let config = EngineConfig { threads, prefix_cache: false, speculation: false, ..EngineConfig::default() };
     let engine = Engine::start(Arc::clone(model), config)?;
-    let bench = Bench { engine, caller: Caller::new(model)?, prompt };
+    let bench = Bench { engine, callers: Callers::new(model, 1)?, prompt };
     let mut report = Report { prefill: Vec::new(), decode: Vec::new() };
     for prompt_tokens in PROMPTS {
         let (mut speed, mut ttft) = (Series::new(), Series::new());
@@ -79,34 +75,9 @@ pub(super) async fn measure(model: &Arc<Model>, threads: usize, repetitions: usi
     Ok(report)
 }
 
-/// Somebody with a key, so that the engine is asked as it always is: with a permit.
-struct Caller {
-    principal: Principal,
-    authz: Authz,
-    model: ModelName,
-}
-
-impl Caller {
-    fn new(model: &Model) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let secret = KeySecret::open_or_create(&folder.path().join("key-secret"))?;
-        let key = ApiKey::mint()?;
-        let tenant = TenantKey { tenant: TenantName::parse("bench")?, hash: secret.hash(&key) };
-        let ring = KeyRing::new(secret, &[tenant])?;
-        let principal = ring.authenticate(Some(&Credential::new(key.reveal().to_owned())))?;
-        Ok(Self { principal, authz: Authz::read(Authz::DEFAULT_RULES)?, model: ModelName::parse(model.name())? })
-    }
-
-    fn permit(&self) -> Result<Permit> {
-        let request = RequestId::from_bytes(uuid::Uuid::now_v7().into_bytes());
-        let facts = Facts { completion_tokens_max: Some(DECODE_TOKENS as u64) };
-        Ok(self.authz.permit(&self.principal, request, &self.model, &facts)?)
-    }
-}
-
 struct Bench<'a> {
     engine: Engine,
-    caller: Caller,
+    callers: Callers,
     prompt: &'a [u32],
 }
 
@@ -116,14 +87,7 @@ impl Bench<'_> {
     }
 
     fn submit(&self, prompt: Vec<u32>, max_tokens: usize) -> Result<Steps> {
-        let permit = self.caller.permit()?;
-        let sequence = self.engine.tokenize(&permit, &PromptInput::Tokens(prompt))?;
-        let sampling = Sampling { max_tokens: Some(max_tokens), temperature: 0.0, ..Sampling::default() };
-        let mut secret = [0; 32];
-        getrandom::fill(&mut secret)?;
-        let binding = Binding::of(&permit, ConnectionId(0));
-        let sealer = SealKey::from_bytes(secret).sealer(Layer::Text, binding);
-        Ok(self.engine.submit(&permit, sequence, sampling, sealer)?)
+        self.callers.submit(&self.engine, 0, prompt, max_tokens)
     }
 
     /// Time in prefill steps, and from submission to the first token.

@@ -1,0 +1,53 @@
+//! What fairness costs when nobody needs it: equal tenants that ask for the same at once.
+//!
+//! The other side is the same engine with the same planner of steps, for which everybody is one: requests have slots and time
+//! in the order in which they came.
+
+use super::{ANSWER_TOKENS, PROMPT_TOKENS, Rig, SLOTS, TENANTS, compared, in_turn};
+use anyhow::Result;
+use engine_runtime::{Engine, EngineConfig, Tenancy};
+use serde_json::{Value as Json, json};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::task::JoinSet;
+
+/// Requests of each tenant.
+pub(super) const REQUESTS: usize = 8;
+
+pub(super) async fn measure(rig: &Arc<Rig>) -> Result<Json> {
+    let config = EngineConfig { sequences_max: SLOTS, ..rig.config() };
+    let engines = [rig.engine(config, Tenancy::first_come_first_served())?, rig.engine(config, rig.equal()?)?];
+    let mut sides = [Vec::new(), Vec::new()];
+    // The first repetition warms caches and is not counted.
+    for repetition in 0..=rig.repetitions {
+        for fair in in_turn(repetition) {
+            let tokens_per_second = everybody(rig, &engines[usize::from(fair)]).await?;
+            if repetition > 0 {
+                sides[usize::from(fair)].push(tokens_per_second);
+            }
+        }
+    }
+    let (first_come, fair, ratio) = compared(&sides)?;
+    Ok(json!({
+        "tenants": TENANTS, "requests_each": REQUESTS, "prompt_tokens": PROMPT_TOKENS, "answer_tokens": ANSWER_TOKENS,
+        "slots": SLOTS,
+        "first_come_tokens_per_second": first_come, "fair_tokens_per_second": fair, "ratio": ratio,
+    }))
+}
+
+/// Tokens computed in a second, prompts and answers, when all tenants ask at once.
+pub(super) async fn everybody(rig: &Arc<Rig>, engine: &Engine) -> Result<f64> {
+    let begun = Instant::now();
+    let mut answers = JoinSet::new();
+    for request in 0..REQUESTS * TENANTS {
+        let (prompt, asked) = (rig.fresh_prompt(PROMPT_TOKENS), Instant::now());
+        let steps = rig.callers.submit(engine, request % TENANTS, prompt, ANSWER_TOKENS)?;
+        answers.spawn(super::answers::read(asked, steps));
+    }
+    let mut tokens = 0;
+    while let Some(answer) = answers.join_next().await {
+        let usage = answer??.usage;
+        tokens += usage.prompt_tokens - usage.cached_tokens + usage.completion_tokens;
+    }
+    Ok(tokens as f64 / begun.elapsed().as_secs_f64())
+}
