@@ -53,7 +53,8 @@ pub enum Violation {
         known: usize,
     },
     /// One request saw the same page in two lives: it was freed and given out again while it was being read. (A
-    /// sequence that was restarted reads its pages in newer lives, and must not read one of the ended lives again.)
+    /// sequence that was restarted reads its pages in newer lives, or in the same one when somebody has kept them for it, and
+    /// never in an older one.)
     #[error("step {step} read `{page}` in generation {}, an earlier step in generation {}", held.0, wanted.0)]
     StaleGeneration {
         /// The step.
@@ -124,7 +125,8 @@ pub struct Gate {
     records: Vec<PageRecord>,
     /// The latest record of each page.
     latest: HashMap<PageId, usize>,
-    /// What the sequence had read before it lost its pages and began anew: those lives are over.
+    /// What the sequence had read before it lost its pages and began anew. Those lives are over, but for pages that others of
+    /// its tenant hold as well: whatever was freed has a new generation since.
     ended: HashMap<PageId, Generation>,
     /// Records of the pages that the last step read, by position.
     previous: Vec<usize>,
@@ -286,7 +288,7 @@ impl Gate {
         self.previous.push(number);
         let stale = match earlier {
             Some(record) => (record.generation != read.generation).then_some(record.generation),
-            None => self.ended.get(&read.page).copied().filter(|ended| read.generation <= *ended),
+            None => self.ended.get(&read.page).copied().filter(|ended| read.generation < *ended),
         };
         if let Some(wanted) = stale {
             let held = read.generation;

@@ -152,15 +152,25 @@ fn a_page_in_a_second_life_is_a_violation_even_with_the_right_label() {
 }
 
 #[test]
-fn a_restarted_sequence_reads_newer_lives_and_none_that_ended() {
+fn a_restarted_sequence_reads_lives_that_are_no_older_than_before() {
     let mut gate = Gate::new(&permit());
-    gate.check(step(0, vec![read(3, 1, own()), read(4, 1, own())])).unwrap();
-    let again = Step { restarted: true, ..step(1, vec![read(4, 3, own()), read(9, 1, own())]) };
+    gate.check(step(0, vec![read(3, 3, own()), read(4, 3, own()), read(5, 3, own())])).unwrap();
+    // A page that was kept for it, one that was given out anew, and another one.
+    let again = Step { restarted: true, ..step(1, vec![read(3, 3, own()), read(4, 5, own()), read(9, 1, own())]) };
     gate.check(again).unwrap();
-    assert_eq!(gate.pages().own, 4);
-    let violation = gate.check(step(2, vec![read(4, 3, own()), read(9, 1, own()), read(3, 1, own())])).unwrap_err();
-    let wanted = Violation::StaleGeneration { step: 2, page: PageId(3), held: Generation(1), wanted: Generation(1) };
+    assert_eq!(gate.pages().own, 5, "the kept page counts once");
+    let pages = vec![read(3, 3, own()), read(4, 5, own()), read(9, 1, own()), read(5, 1, own())];
+    let violation = gate.check(step(2, pages)).unwrap_err();
+    let wanted = Violation::StaleGeneration { step: 2, page: PageId(5), held: Generation(1), wanted: Generation(3) };
     assert_eq!(violation, wanted);
+}
+
+#[test]
+fn a_restarted_sequence_reads_nobody_else_s_page_in_the_life_that_it_knew() {
+    let mut gate = Gate::new(&permit());
+    gate.check(step(0, vec![read(3, 3, own())])).unwrap();
+    let again = Step { restarted: true, ..step(1, vec![read(3, 3, Label::NOBODY)]) };
+    assert!(matches!(gate.check(again), Err(Violation::ForeignPage { .. })));
 }
 
 #[test]

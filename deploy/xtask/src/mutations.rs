@@ -3,6 +3,7 @@
 
 mod audits;
 mod bounds;
+mod cache;
 mod custody;
 mod delivery;
 mod exactness;
@@ -48,6 +49,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
     const OTHERS: &[&[Mutation]] = &[
         audits::AUDITS,
         bounds::BOUNDS,
+        cache::CACHE,
         custody::CUSTODY,
         delivery::DELIVERY,
         exactness::EXACTNESS,
@@ -167,12 +169,12 @@ const MUTATIONS: &[Mutation] = &[
         tests: "test(a_page_in_a_second_life_is_a_violation_even_with_the_right_label)",
     },
     Mutation {
-        name: "gate: an ended life is not read again",
+        name: "gate: a life that is over is not read again",
         file: "audit/provenance/src/gate.rs",
-        find: "None => self.ended.get(&read.page).copied().filter(|ended| read.generation <= *ended),",
+        find: "None => self.ended.get(&read.page).copied().filter(|ended| read.generation < *ended),",
         replace: "None => None,",
         packages: &["audit-provenance"],
-        tests: "test(a_restarted_sequence_reads_newer_lives_and_none_that_ended)",
+        tests: "test(a_restarted_sequence_reads_lives_that_are_no_older_than_before)",
     },
     Mutation {
         name: "gate: once closed it stays closed",

@@ -137,6 +137,15 @@ impl PagePool {
         self.lock().held_by(label)
     }
 
+    /// For tests: [`Ledger::assert_sound`].
+    ///
+    /// # Panics
+    /// As there.
+    #[cfg(any(test, feature = "fault-injection"))]
+    pub fn assert_sound(&self) {
+        self.lock().assert_sound();
+    }
+
     /// Pages of one domain that only keepers hold: [`Ledger::kept_alone`].
     #[must_use]
     pub fn kept_alone(&self, label: Label) -> usize {

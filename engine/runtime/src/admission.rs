@@ -29,6 +29,8 @@ impl Stepper {
             requests.retain(|request| {
                 let goes = request.cancelled();
                 if goes {
+                    // What the one before let go of.
+                    machine.follow();
                     scheduler.forget(request.arrival);
                 }
                 !goes
@@ -56,7 +58,8 @@ impl Stepper {
 
     /// Those who came, and those who gave way and whose readers have read all that they got.
     fn take_in(&mut self, machine: &Machine<impl Compute>, queue: &mut Queue) {
-        for mut request in queue.came.drain(..) {
+        // Whoever left meanwhile takes no place, not even until the next look.
+        for mut request in queue.came.drain(..).filter(|request| !request.cancelled()) {
             request.came = self.now;
             self.waiting.push(request);
         }

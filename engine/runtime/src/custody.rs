@@ -5,8 +5,8 @@ use engine_kv::{CustodyError, CustodyView, HeldPage, PAGE_TOKENS, PagePool};
 use policies_domain::{CustodyAct, CustodyEvent, CustodyRecord, Owner, PageRead, SequenceId};
 use std::collections::BTreeMap;
 
-/// Custody events kept for the step loop. Between two looks at the log each page is given back, freed, allocated, filled
-/// and sealed once at most; the rest is for tickets.
+/// Custody events kept for the step loop. Between two looks at the log each page is given back, freed, allocated, filled,
+/// sealed and kept once at most, and one sequence at a time begins to hold it or lets go of it; the rest is for tickets.
 const EVENTS_PER_PAGE: usize = 8;
 /// For the smallest pools.
 const EVENTS_MIN: usize = 1024;

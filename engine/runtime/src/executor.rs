@@ -13,11 +13,12 @@ use crate::sampling::Sampling;
 use crate::sequence::Sequence;
 use crate::step::{Role, Stepper};
 use crate::steps::Steps;
-use engine_kv::{PAGE_TOKENS, PageFormat, PagePool};
+use engine_kv::{CacheFault, PAGE_TOKENS, PageFormat, PagePool};
 use engine_scheduler::Tenancy;
 use policies_domain::{Label, RequestId, Sealer};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// An engine that stands still until it is told to make a step.
 pub struct StepExecutor<C> {
@@ -77,6 +78,19 @@ impl<C: Compute> StepExecutor<C> {
         found
     }
 
+    /// Time passes. From the first call on, steps of exclusive tenants begin at their times only.
+    pub fn pass(&mut self, time: Duration) {
+        self.stepper.now += time;
+        self.stepper.keeps_periods = true;
+    }
+
+    /// Takes checks of the prefix cache away.
+    pub fn plant_cache(&mut self, faults: Vec<CacheFault>) {
+        if let Some(cache) = &mut self.machine.cache {
+            cache.plant(faults);
+        }
+    }
+
     /// A request that has a slot loses it, and its pages: the one in this place, modulo their number. `false`: there is none.
     pub fn preempt(&mut self, place: usize) -> bool {
         self.stepper.make_give_way(&mut self.machine, Some(place))
@@ -117,6 +131,10 @@ impl<C> fmt::Debug for StepExecutor<C> {
 
 #[cfg(test)]
 mod guesses;
+#[cfg(test)]
+mod prefixes;
+#[cfg(test)]
+mod queue;
 #[cfg(test)]
 mod rows;
 

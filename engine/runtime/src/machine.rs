@@ -113,15 +113,19 @@ impl<C: Compute> Machine<C> {
     /// A block table for these tokens: it begins with what the tenant's cache has of them, which is its own from now on. The
     /// last token is always computed.
     pub(crate) fn begin_table(&mut self, tenant: Label, tokens: &[u32]) -> BlockTable {
-        match &mut self.cache {
+        let table = match &mut self.cache {
             Some(cache) => BlockTable::with_prefix(cache.lookup(tenant, tokens, prefix_max(tokens))),
             None => BlockTable::new(&self.pool, tenant),
-        }
+        };
+        self.follow();
+        table
     }
 
     /// What the tenant's cache has of these tokens stays there as long as this is held.
     pub(crate) fn pin(&mut self, tenant: Label, tokens: &[u32]) -> Option<Hit> {
-        self.cache.as_mut().map(|cache| cache.lookup(tenant, tokens, prefix_max(tokens)))
+        let pinned = self.cache.as_mut().map(|cache| cache.lookup(tenant, tokens, prefix_max(tokens)));
+        self.follow();
+        pinned
     }
 
     /// Keeps the full pages of a table, whose tokens these are, for later requests of its tenant, which keeps `pages_max` pages
@@ -129,6 +133,7 @@ impl<C: Compute> Machine<C> {
     pub(crate) fn publish(&mut self, tokens: &[u32], table: &mut BlockTable, pages_max: usize) {
         if let Some(cache) = &mut self.cache {
             cache.publish(tokens, table, pages_max);
+            self.follow();
         }
     }
 
@@ -164,7 +169,8 @@ impl<C: Compute> Machine<C> {
         })
     }
 
-    /// Takes in what the log says.
+    /// Takes in what the log says. Any number of sequences may hold a page of a cache, and each that begins or ends is an event
+    /// for each of its pages: whoever lets many of them begin or end looks at the log after each.
     pub(crate) fn follow(&mut self) {
         self.custody.follow(&self.pool);
     }

@@ -25,6 +25,9 @@ mod fault_tests;
 mod mailbox;
 mod pair;
 mod prefill_group;
+#[cfg(test)]
+#[cfg(feature = "fault-injection")]
+mod prefix_tests;
 mod prompt;
 #[cfg(test)]
 #[cfg(feature = "fault-injection")]

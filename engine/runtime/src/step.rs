@@ -66,6 +66,8 @@ pub(crate) struct Stepper {
     pub(crate) now: Duration,
     /// Passes cost what they took. Else they cost what was predicted, and the same calls make the same steps.
     pub(crate) measures: bool,
+    /// Time passes for it: steps of exclusive tenants wait for theirs.
+    pub(crate) keeps_periods: bool,
     /// When steps of exclusive tenants begin again.
     pub(crate) periods: Periods,
     /// Tenants that had pages when it was last looked.
@@ -151,6 +153,7 @@ impl Stepper {
             scheduler: scheduler(&config, Tenancy::default(), Costs::GUESS),
             now: Duration::ZERO,
             measures: false,
+            keeps_periods: false,
             periods: Periods::default(),
             page_holders: Vec::new(),
             looked_up: 0,
@@ -171,7 +174,7 @@ impl Stepper {
     pub(crate) fn on_terms(mut self, tenancy: &Tenancy, costs: Costs) -> Self {
         self = self.for_tenants(tenancy);
         *self.scheduler.costs_mut() = CostModel::new(costs);
-        self.measures = true;
+        (self.measures, self.keeps_periods) = (true, true);
         self
     }
 
@@ -251,7 +254,7 @@ impl Stepper {
 
     /// Whether steps may be made for this tenant now.
     fn is_due(&self, tenant: Label) -> bool {
-        !self.measures || !self.scheduler.tenancy().of(tenant).exclusive || self.periods.is_due(tenant, self.now)
+        !self.keeps_periods || !self.scheduler.tenancy().of(tenant).exclusive || self.periods.is_due(tenant, self.now)
     }
 
     /// The next chunks of prompts, in one pass, for which there are so many microseconds.
@@ -410,6 +413,7 @@ impl Stepper {
         for (ticket, first) in ended {
             if let Some(index) = self.place_of(ticket) {
                 self.leave(index, first);
+                machine.follow();
             }
         }
     }

@@ -1,6 +1,10 @@
 //! Who appears in a run, and how a token says who wrote it.
 
+use engine_scheduler::{Tenancy, TenantTerms};
 use policies_domain::{Label, RequestId, TenantId};
+
+/// A page, and less than a chunk: every chunk ends with a token of its own request, which says whose row it is.
+const SHARED_TOKENS: usize = 16;
 
 /// Tenants, and requests numbered through all of them: request `n` is tenant `n % tenants`'s.
 ///
@@ -25,6 +29,26 @@ impl Cast {
     #[must_use]
     pub fn prompt_token(self, request: u32) -> u32 {
         request * (self.tenants + 1)
+    }
+
+    /// A request's prompt. All longer ones of a tenant begin with the same page, which its first request wrote.
+    #[must_use]
+    pub fn prompt(self, request: u32, tokens: usize) -> Vec<u32> {
+        let shared = if tokens > SHARED_TOKENS { SHARED_TOKENS } else { 0 };
+        let mut prompt = vec![self.prompt_token(self.tenant(request)); shared];
+        prompt.resize(tokens, self.prompt_token(request));
+        prompt
+    }
+
+    /// Whether what `author` wrote in this place of its sequence stands in the same place of `reader`'s, too.
+    #[must_use]
+    pub fn says_the_same(self, reader: u32, author: u32, position: usize) -> bool {
+        author == reader || (position < SHARED_TOKENS && author == self.tenant(reader))
+    }
+
+    /// Everybody is guaranteed a part of the pages, which it may keep for later.
+    pub(crate) fn tenancy(self) -> Tenancy {
+        Tenancy::new((0..self.tenants).map(|tenant| (label(tenant), TenantTerms::default()))).unwrap_or_default()
     }
 
     /// A token of a request's answer that names a tenant.

@@ -1,6 +1,7 @@
 //! The engine of a world: one step loop, or two groups that hand requests over.
 
 use crate::act::Act;
+use crate::cast;
 use crate::tracer::{ForeignRead, Tracer};
 use crate::world::{Checks, Groups, Setup};
 use engine_kv::PagePool;
@@ -25,6 +26,7 @@ pub(crate) struct Split {
     setup: Setup,
     /// What earlier lives of the prefill group read.
     read_before: BTreeSet<ForeignRead>,
+    misread_before: BTreeSet<u32>,
     restarts: usize,
 }
 
@@ -39,6 +41,7 @@ impl Split {
         }
         let Ok(old) = self.groups.restart_prefill(tracer(&self.setup), arriving) else { return false };
         self.read_before.extend(old.foreign_reads().iter().copied());
+        self.misread_before.extend(old.misread());
         self.restarts += 1;
         true
     }
@@ -59,7 +62,9 @@ impl Engine {
     pub(crate) fn new(setup: &Setup) -> Self {
         match setup.groups {
             Groups::One => {
-                let engine = StepExecutor::new(tracer(setup), setup.config, BOOT_SECRET);
+                let mut engine = StepExecutor::new(tracer(setup), setup.config, BOOT_SECRET);
+                engine = engine.for_tenants(&setup.cast.tenancy());
+                engine.plant_cache(setup.cache_faults.clone());
                 engine.pool().plant(setup.ledger_faults.clone());
                 engine.plant(setup.faults.clone());
                 if !setup.checks.steps {
@@ -71,16 +76,22 @@ impl Engine {
                 let of_prefill = (setup.groups == Groups::Copied).then(|| tracer(setup));
                 let make = if setup.checks.steps { SplitExecutor::new } else { SplitExecutor::unchecked };
                 let mut engine = make(tracer(setup), of_prefill, setup.config, BOOT_SECRET);
+                engine = engine.for_tenants(&setup.cast.tenancy());
+                engine.plant_cache(setup.cache_faults.clone());
                 if !setup.ledger_faults.is_empty() {
-                    engine.pools().0.plant(setup.ledger_faults.clone());
+                    let (pool, of_prefill) = engine.pools();
+                    [Some(pool), of_prefill]
+                        .into_iter()
+                        .flatten()
+                        .for_each(|pool| pool.plant(setup.ledger_faults.clone()));
                 }
                 engine.plant(setup.faults.clone());
                 if setup.one_sided {
                     engine.make_one_sided(setup.frees_early);
                 }
                 engine.keep_records();
-                let (setup, read_before) = (setup.clone(), BTreeSet::new());
-                Self::Split(Box::new(Split { groups: engine, setup, read_before, restarts: 0 }))
+                let (setup, read_before, misread_before) = (setup.clone(), BTreeSet::new(), BTreeSet::new());
+                Self::Split(Box::new(Split { groups: engine, setup, read_before, misread_before, restarts: 0 }))
             }
         }
     }
@@ -159,11 +170,24 @@ impl Engine {
         }
     }
 
-    /// Pages that are neither free nor kept as evidence.
+    pub(crate) fn misread(&mut self) -> BTreeSet<u32> {
+        match self {
+            Self::Whole(engine) => engine.compute().misread().clone(),
+            Self::Split(engine) => {
+                let (decode, prefill) = engine.groups.computes();
+                let mut misread = &engine.misread_before | decode.misread();
+                misread.extend(prefill.into_iter().flat_map(|tracer| tracer.misread().iter().copied()));
+                misread
+            }
+        }
+    }
+
+    /// Pages that are neither free nor kept, as evidence or for later requests.
     pub(crate) fn pages_held(&self) -> usize {
         let held = |pool: &PagePool| {
             let counts = pool.counts();
-            counts.total - counts.free - counts.quarantined
+            let kept: usize = (0..26).map(|tenant| pool.kept_alone(cast::label(tenant))).sum();
+            counts.total - counts.free - counts.quarantined - kept
         };
         match self {
             Self::Whole(engine) => held(engine.pool()),

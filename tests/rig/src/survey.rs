@@ -5,7 +5,7 @@ use crate::cast;
 use crate::catalogue::{Class, FAILURES, Standing};
 use crate::fuzzer;
 use crate::world::{Checks, Findings, Groups, Setup};
-use engine_kv::LedgerFault;
+use engine_kv::{CacheFault, LedgerFault};
 use engine_runtime::Fault;
 use policies_domain::TenantId;
 use serde::Serialize;
@@ -143,7 +143,19 @@ const PLANTINGS: &[Planting] = &[
         groups: Groups::InPlace,
         plant: |setup, reader| with(setup, Fault::ForeignEntry { reader }),
     },
+    Planting { class: Class::Key, groups: Groups::One, plant: |setup, _| shares_prefixes(setup) },
+    Planting { class: Class::Key, groups: Groups::InPlace, plant: |setup, _| shares_prefixes(setup) },
+    Planting { class: Class::Key, groups: Groups::Copied, plant: |setup, _| shares_prefixes(setup) },
 ];
+
+/// One cache for all tenants, with a weak key and without a look at the tokens, over a ledger that gives pages to anybody.
+fn shares_prefixes(setup: Setup) -> Setup {
+    Setup {
+        cache_faults: vec![CacheFault::OneTree, CacheFault::ToyHash, CacheFault::NoTokenComparison],
+        ledger_faults: vec![LedgerFault::ForeignAttach],
+        ..setup
+    }
+}
 
 /// A world with a fault that depends on the seed.
 pub(crate) fn setup(seed: u64) -> Option<Setup> {

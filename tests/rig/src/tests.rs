@@ -1,7 +1,7 @@
 //! The rig against itself: clean runs are clean, and what is broken on purpose is seen and stopped.
 
 use super::*;
-use engine_runtime::Fault;
+use engine_runtime::{EngineConfig, Fault};
 use policies_domain::TenantId;
 
 fn tenant(number: u32) -> TenantId {
@@ -31,9 +31,14 @@ fn who_gives_way_gets_its_whole_answer_all_the_same() {
             acts.extend(vec![Act::Step; steps]);
             acts.extend(fuzzer::parse(&format!("read 0 99\nread 1 99\n{way}")).unwrap());
         }
-        let found = fuzzer::run(&Setup { groups, ..Setup::small() }, &acts);
-        assert!(found.is_clean() && found.responses == 2, "{groups:?} after {steps} steps: {found:?}");
-        assert_eq!(found.gave_way, 4, "{groups:?} after {steps} steps");
+        let caching = Setup { groups, ..Setup::small() };
+        // A cache gives its pages before a request does.
+        let config = EngineConfig { prefix_cache: false, ..caching.config };
+        for (setup, gave_way) in [(Setup { config, ..caching.clone() }, 4..=4), (caching, 2..=4)] {
+            let found = fuzzer::run(&setup, &acts);
+            assert!(found.is_clean() && found.responses == 2, "{groups:?} after {steps} steps: {found:?}");
+            assert!(gave_way.contains(&found.gave_way), "{groups:?} after {steps} steps: {found:?}");
+        }
     }
     // Nobody has a slot.
     for groups in GROUPS {
@@ -131,4 +136,17 @@ fn a_script_says_what_happens() {
     for line in ["arrive 1", "arrive 1 2 3", "step 1", "read -1 2", "go", "leave", "preempt", "evict 1", "restart"] {
         assert_eq!(fuzzer::parse(line), Err(NoAct(line.to_owned())));
     }
+}
+
+#[test]
+fn a_cache_that_tenants_share_is_stopped_before_a_foreign_byte_leaves() {
+    let mut stopped = 0;
+    for seed in 0..1000 {
+        let Some(setup) = survey::setup(seed).filter(|setup| !setup.cache_faults.is_empty()) else { continue };
+        let acts = fuzzer::acts_for(setup.groups, seed);
+        let found = fuzzer::run(&setup, &acts);
+        assert!(found.is_safe(), "seed {seed}, {:?}: {found:?}", setup.groups);
+        stopped += usize::from(found.halted) + found.caught.len();
+    }
+    assert!(stopped > 50, "{stopped}");
 }

@@ -53,6 +53,8 @@ pub struct Tracer {
     texts: Vec<[u8; 1]>,
     reads_whole_pages: bool,
     foreign: BTreeSet<ForeignRead>,
+    /// Requests that found what is of their tenant and does not stand in their own sequence.
+    misread: BTreeSet<u32>,
     /// Counts what is done to pages.
     clock: u64,
     given_out: Vec<u64>,
@@ -74,6 +76,7 @@ impl Tracer {
             texts: (0..cast.tenants).map(|tenant| [Cast::letter(tenant) as u8]).collect(),
             reads_whole_pages: false,
             foreign: BTreeSet::new(),
+            misread: BTreeSet::new(),
             clock: 0,
             given_out: vec![0; pages],
             landed: vec![None; pages],
@@ -95,6 +98,12 @@ impl Tracer {
     #[must_use]
     pub fn foreign_reads(&self) -> &BTreeSet<ForeignRead> {
         &self.foreign
+    }
+
+    /// Requests that read what other requests of their tenant wrote, behind other tokens than their own.
+    #[must_use]
+    pub fn misread(&self) -> &BTreeSet<u32> {
+        &self.misread
     }
 
     /// The tracer's time: how much was done to pages.
@@ -141,6 +150,11 @@ impl Tracer {
             let checked = self.store.check(*page);
             let foreign = self.see(reader, page.page, slots, checked.is_ok());
             checked?;
+            let found = (0..fill).filter_map(|slot| Some((index * PAGE_TOKENS + slot, self.found(page.page, slot)?.0)));
+            let mut own = found.filter(|(_, author)| self.cast.tenant(*author) == self.cast.tenant(reader));
+            if own.any(|(position, author)| !self.cast.says_the_same(reader, author, position)) {
+                self.misread.insert(reader);
+            }
             named = foreign.unwrap_or(named);
             is_number &= (0..slots).all(|slot| self.found(page.page, slot).is_some());
             loaded.push(PageRef { page: page.page, tag: self.store.carried(page.page) });

@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::quiet::quietly;
 use crate::tracer::ForeignRead;
 use engine_kernels::KvKind;
-use engine_kv::LedgerFault;
+use engine_kv::{CacheFault, LedgerFault};
 use engine_runtime::{EngineConfig, Fault, Sampling, StepError};
 use std::collections::BTreeSet;
 
@@ -18,6 +18,8 @@ pub struct Setup {
     pub cast: Cast,
     /// Sizes of the engine.
     pub config: EngineConfig,
+    /// Defects of the prefix cache.
+    pub cache_faults: Vec<CacheFault>,
     /// Defects of the ledger.
     pub ledger_faults: Vec<LedgerFault>,
     /// Defects of the step loop.
@@ -83,6 +85,7 @@ impl Setup {
         Self {
             cast,
             config,
+            cache_faults: Vec::new(),
             ledger_faults: Vec::new(),
             faults: Vec::new(),
             checks: Checks::ALL,
@@ -123,6 +126,8 @@ pub struct Findings {
     pub waits: usize,
     /// Who found another tenant's content where it was told to read, and who had written it.
     pub foreign: BTreeSet<ForeignRead>,
+    /// Who found what its tenant wrote in another sequence than its own.
+    pub misread: BTreeSet<u32>,
     /// Responses with another tenant's content in what left for the client.
     pub leaked: BTreeSet<u32>,
     /// Responses that an isolation fault ended.
@@ -153,8 +158,9 @@ impl Findings {
     /// As it must be when nothing is broken.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        let Self { foreign, leaked, caught, failed, stopped, wrong, stuck, halted, pages_lost, .. } = self;
+        let Self { foreign, misread, leaked, caught, failed, stopped, wrong, stuck, halted, pages_lost, .. } = self;
         foreign.is_empty()
+            && misread.is_empty()
             && leaked.is_empty()
             && caught.is_empty()
             && stopped.is_empty()
@@ -223,7 +229,7 @@ impl World {
         let request = self.clients.len() as u32;
         let Some(engine) = self.engine.as_mut().filter(|_| request < self.cast.requests) else { return };
         let label = cast::label(self.cast.tenant(request));
-        let tokens = vec![self.cast.prompt_token(request); prompt];
+        let tokens = self.cast.prompt(request, prompt);
         let sampling = Sampling { max_tokens: Some(answer), temperature: 0.0, ..Sampling::default() };
         let Some(permit) = client::permit(self.cast.tenant(request), request) else { return };
         let seals = Seals::of(&permit, request);
@@ -313,6 +319,7 @@ impl World {
         };
         if let Some(engine) = &mut self.engine {
             findings.foreign = engine.foreign_reads();
+            findings.misread = engine.misread();
             findings.pages_lost = engine.pages_held();
         } else {
             findings.stuck.clear();

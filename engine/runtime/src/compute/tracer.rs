@@ -24,13 +24,16 @@ pub(crate) struct Tracer {
     breaks_at: Option<usize>,
     /// Every token that was computed, with its row's ticket and its position.
     pub(crate) computed: Vec<(u64, usize, u32)>,
+    /// The tickets of each run's spans.
+    pub(crate) passes: Vec<Vec<u64>>,
 }
 
 impl Tracer {
     pub(crate) fn new(pages: usize) -> Self {
         let store = PlainStore::new(pages, LAYERS, TOKEN_BYTES);
         let reads = ReadSetRule::new(1, [None; LAYERS]);
-        Self { store, reads, results: Vec::new(), has_habits: false, breaks_at: None, computed: Vec::new() }
+        let (results, computed, passes) = (Vec::new(), Vec::new(), Vec::new());
+        Self { store, reads, results, has_habits: false, breaks_at: None, computed, passes }
     }
 
     /// What it says can be guessed, mostly; it breaks after so many tokens, if it does.
@@ -115,6 +118,7 @@ impl Compute for Tracer {
         if stop() {
             return Err(ForwardError::Stopped);
         }
+        self.passes.push(spans.iter().map(|span| span.ticket).collect());
         self.results = spans.iter().map(|span| self.compute(span)).collect();
         Ok(())
     }

@@ -30,6 +30,7 @@ use crate::ticket::{Ticket, Ticketed};
 use engine_handoff::{AbortReason, Attempt, HandoffId, HandoffKey, Incarnation, Message, Party, Route};
 use engine_kv::{PAGE_TOKENS, PageFormat};
 use engine_link::{Address, Authority, Frame, Identity, IdentityFiles, Link, LinkTerms, Listener, connect};
+use engine_scheduler::{Tenancy, TenantTerms};
 use policies_domain::{
     Completion, Epoch, Generation, Layer, PageId, PageRead, PageTrace, RequestId, SealError, SealKey, Step,
 };
@@ -181,8 +182,12 @@ impl Half {
     }
 
     fn submit_with(&mut self, tenant: u32, tokens: u32, wanted: usize, sampling: Sampling) -> Asked {
+        self.submit_tokens(tenant, prompt(tenant, tokens), wanted, sampling)
+    }
+
+    fn submit_tokens(&mut self, tenant: u32, prompt: Vec<u32>, wanted: usize, sampling: Sampling) -> Asked {
         self.submitted += 1;
-        let (prompt, request) = (prompt(tenant, tokens), RequestId::from_bytes([self.submitted; 16]));
+        let request = RequestId::from_bytes([self.submitted; 16]);
         let sequence = Sequence { tokens: prompt.clone(), label: label(tenant), request };
         let steps = enqueue(&self.inbox, CONTEXT, sequence, sampling, sealer(label(tenant), request)).unwrap();
         Asked { tenant, prompt, wanted, steps }
@@ -202,6 +207,18 @@ impl Half {
             Ok(traces)
         })
     }
+}
+
+/// Tokens of the prompt that the worker's cache had.
+fn cached(half: &Half, mut asked: Asked) -> usize {
+    let mut text = String::new();
+    half.runtime.block_on(async {
+        while let Some(step) = asked.steps.next().await {
+            text += step.unwrap().text.reveal();
+        }
+    });
+    assert_eq!(text, Tracer::answer(&asked.prompt, asked.wanted));
+    asked.steps.usage().cached_tokens
 }
 
 struct Asked {
@@ -246,6 +263,34 @@ fn prompts_that_a_worker_computes_give_the_same_answers() {
     assert!(!half.counters.worker_away.load(Ordering::SeqCst));
     drop(half);
     assert!(matches!(worker.join().unwrap()[..], [Ok(Parted::Link(_) | Parted::Stopped)]));
+}
+
+#[test]
+fn a_worker_keeps_prefixes_as_long_as_its_link_and_no_longer() {
+    let site = Site::new();
+    let listener = site.listener();
+    let caching = EngineConfig { prefix_cache: true, ..CONFIG };
+    let worker = thread::spawn(move || {
+        let mut serving = self::serving(caching, FINGERPRINT);
+        serving.tenancy = Tenancy::new([1, 2].map(|tenant| (label(tenant), TenantTerms::default()))).unwrap();
+        for _ in 0..2 {
+            serving.serve(listener.accept().unwrap().shake_hands().unwrap(), None).unwrap();
+            assert_eq!(serving.machine.pool.counts().free, CONFIG.pages, "whose they are, nobody knows any more");
+            assert!(serving.machine.compute.is_scrubbed());
+        }
+    });
+    for link in 0..2 {
+        let mut half = Half::new(&site);
+        let greedy = Sampling { max_tokens: Some(5), temperature: 0.0, ..Sampling::default() };
+        let asked = [(1, 100), (1, 100), (2, 100), (1, 120), (3, 100), (3, 100)];
+        let found = asked.map(|(tenant, tokens)| {
+            // Everybody's prompt is the same one.
+            let asked = half.submit_tokens(tenant, prompt(1, tokens), 5, greedy.clone());
+            cached(&half, asked)
+        });
+        assert_eq!(found, [0, 96, 0, 96, 0, 0], "link {link}");
+    }
+    worker.join().unwrap();
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::steps::StepError;
 use engine_handoff::Incarnation;
 use engine_link::{Address, ConnectError, Identity, Link, Listener, Role};
 use engine_model::Model;
-use engine_scheduler::Tenancy;
+use engine_scheduler::{Bounds, Tenancy};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -83,7 +83,8 @@ impl Worker {
                 Box::new(move |link| serving.serve(link, None))
             }
             Role::Decode => {
-                let inbox = Arc::new(Inbox::new(config.sequences_max + config.queue_max));
+                let bounds_of_queue = Bounds::new(config.sequences_max + config.queue_max, tenancy.clone());
+                let inbox = Arc::new(Inbox::with_bounds(bounds_of_queue));
                 let counters = Arc::new(Counters::new());
                 let context_max = config.context_max(context_length);
                 let stepper = Stepper::new(Part::Decode, inbox, counters, config).on_terms(&tenancy, machine.costs);
@@ -217,7 +218,8 @@ impl<C: Compute> Serving<C> {
         if let Some(streams) = streams {
             streams.part();
         }
-        // Whatever was computed on that link is nobody's now.
+        // Whatever was computed on that link is nobody's now, what was kept for later included.
+        self.machine.cache = None;
         self.machine.reclaim();
         self.machine.compute.give_back(PAGES_KEPT);
         Ok(parted.unwrap_or(Parted::Stopped))

@@ -315,7 +315,8 @@ impl DecodeGroup {
             };
             if next == Next::Ended {
                 index -= 1;
-                self.stepper.take_out(index);
+                drop(self.stepper.take_out(index));
+                machine.follow();
             }
         }
     }
@@ -418,11 +419,11 @@ impl DecodeGroup {
                 if let Some(inbound) = self.inbound.get_mut(&route.id) {
                     transfer::settle_all(&mut inbound.tickets, Outcome::Failed);
                 }
-                self.let_go(route);
+                self.let_go(machine, route);
                 Some(DecodeInput::Fenced { route })
             }
             Effect::Release { route } => {
-                self.let_go(route);
+                self.let_go(machine, route);
                 None
             }
             Effect::Incident(incident) => {
@@ -430,7 +431,7 @@ impl DecodeGroup {
                 if let Some(inbound) = self.inbound.get_mut(&incident.route.id) {
                     inbound.refusal = Some(incident.refusal);
                 }
-                self.let_go(incident.route);
+                self.let_go(machine, incident.route);
                 None
             }
             Effect::Ended { route, end } => {
@@ -476,7 +477,8 @@ impl DecodeGroup {
         }
         let counts = machine.pool.counts();
         // Pages of handoffs that are ending come back; with nobody's to come, waiting would be for ever.
-        let alone = self.stepper.running.len() == 1 && counts.free + counts.quarantined == counts.total;
+        let free = counts.free + machine.cached();
+        let alone = self.stepper.running.len() == 1 && free + counts.quarantined == counts.total;
         match reason {
             // The prefill side has one check; all others are this side's.
             AbortReason::Refused => {

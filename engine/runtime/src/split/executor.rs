@@ -14,7 +14,7 @@ use crate::sequence::Sequence;
 use crate::step::{Role, Stepper};
 use crate::steps::Steps;
 use engine_handoff::{Check, Checks, Incarnation};
-use engine_kv::{PAGE_TOKENS, PageFormat, PagePool};
+use engine_kv::{CacheFault, PAGE_TOKENS, PageFormat, PagePool};
 use engine_scheduler::Tenancy;
 use policies_domain::{CustodyRecord, Label, RequestId, Sealer};
 use std::fmt;
@@ -272,9 +272,32 @@ impl<C: Compute> SplitExecutor<C> {
         (&self.pair.machine.pool, self.pair.of_prefill.as_ref().map(|machine| &machine.pool))
     }
 
+    /// Neither group has anything of anybody.
+    #[cfg(test)]
+    pub(super) fn nobody_is_left(&mut self) {
+        let Pair { decode, prefill, .. } = &mut self.pair;
+        for stepper in [&decode.stepper, &prefill.stepper] {
+            assert!(stepper.running.is_empty() && stepper.waiting.is_empty(), "{:?}", stepper.role);
+            assert_eq!((stepper.scheduler.running(), stepper.scheduler.waiting()), (0, 0), "{:?}", stepper.role);
+            stepper.scheduler.assert_sound();
+        }
+        self.inbox.look(|queue| {
+            decode.stepper.count_inside(queue);
+            assert!(queue.inside.is_empty() && queue.came.is_empty());
+        });
+    }
+
     /// What the decode group computes on and, when it has its own, the prefill group.
     pub fn computes(&mut self) -> (&mut C, Option<&mut C>) {
         (&mut self.pair.machine.compute, self.pair.of_prefill.as_mut().map(|machine| &mut machine.compute))
+    }
+
+    /// Takes checks of the prefix cache away.
+    pub fn plant_cache(&mut self, faults: Vec<CacheFault>) {
+        let machine = self.pair.of_prefill.as_mut().unwrap_or(&mut self.pair.machine);
+        if let Some(cache) = &mut machine.cache {
+            cache.plant(faults);
+        }
     }
 
     /// Replaces the planted faults.

@@ -99,7 +99,7 @@ impl PrefillGroup {
 
     /// Somebody's prompt can be computed now, or can never be.
     pub(crate) fn has_work(&self, machine: &Machine<impl Compute>) -> bool {
-        !self.stepper.running.is_empty() || self.waiting.iter().any(|request| may_begin(machine, request))
+        !self.stepper.running.is_empty() || self.waiting.iter().any(|request| self.may_begin(machine, request))
     }
 
     /// Takes in what the decode group sent.
@@ -171,7 +171,7 @@ impl PrefillGroup {
         let (waiting, running) = (self.waiting.iter(), self.stepper.running.iter());
         let cancelled: Vec<Route> =
             waiting.chain(running).filter(|request| request.cancelled()).filter_map(|request| request.route).collect();
-        self.let_go(Running::cancelled);
+        self.let_go(machine, Running::cancelled);
         machine.reclaim();
         for route in cancelled {
             self.tell(machine, now, PrefillInput::Prefilled { route, end: PrefillEnd::Failed });
@@ -193,12 +193,13 @@ impl PrefillGroup {
     }
 
     /// Forgets requests, whether they wait or run.
-    fn let_go(&mut self, goes: impl Fn(&Running) -> bool) {
+    fn let_go(&mut self, machine: &mut Machine<impl Compute>, goes: impl Fn(&Running) -> bool) {
         let scheduler = &mut self.stepper.scheduler;
         for requests in [&mut self.waiting, &mut self.stepper.running] {
             requests.retain(|request| {
                 let goes = goes(request);
                 if goes {
+                    machine.follow();
                     scheduler.forget(request.arrival);
                 }
                 !goes
@@ -240,29 +241,43 @@ impl PrefillGroup {
     /// Whether a prompt can begin, or can never.
     fn fit(&self, machine: &Machine<impl Compute>, key: Key) -> Fit {
         let Some(request) = self.waiting.iter().find(|request| request.arrival == key) else { return Fit::Now };
-        if may_begin(machine, request) { Fit::Now } else { Fit::Later }
+        if self.may_begin(machine, request) { Fit::Now } else { Fit::Later }
     }
 
-    /// Caches give what a prompt lacks: its tenant's own, then those that are above their guarantees, and anybody's when
-    /// nothing else would ever come free.
-    fn make_free(&mut self, machine: &mut Machine<impl Compute>, request: &Running, pages: usize) {
+    /// Whether there are pages for a prompt, with those that caches would give for it, or there will never be more.
+    fn may_begin(&self, machine: &Machine<impl Compute>, request: &Running) -> bool {
+        let own = machine.cached_tokens(request.label, &request.tokens) / PAGE_TOKENS;
+        let pages = request.tokens.len().div_ceil(PAGE_TOKENS) - own;
+        let given: usize = machine.caching_tenants().map(|tenant| self.given_by(machine, tenant, request.label)).sum();
+        pages <= machine.pool.counts().free + given.saturating_sub(own) || is_alone(machine, 0)
+    }
+
+    /// Pages that a tenant's cache gives for a prompt of `label`: all of its own, of others' what is above their guarantees.
+    fn given_by(&self, machine: &Machine<impl Compute>, tenant: Label, label: Label) -> usize {
+        let kept = machine.pool.kept_alone(tenant);
+        if tenant == label { kept } else { kept.min(self.over_guarantee(machine, tenant)) }
+    }
+
+    fn over_guarantee(&self, machine: &Machine<impl Compute>, tenant: Label) -> usize {
+        let guaranteed = self.stepper.scheduler.guaranteed_pages(tenant);
+        machine.pool.held_by(tenant).saturating_sub(guaranteed)
+    }
+
+    /// Caches give what a prompt lacks: its tenant's own first.
+    fn make_free(&self, machine: &mut Machine<impl Compute>, request: &Running, pages: usize) {
         let needed = request.tokens.len().div_ceil(PAGE_TOKENS).saturating_sub(pages);
         let missing = |machine: &Machine<_>| needed.saturating_sub(machine.pool.counts().free);
-        let over = |machine: &Machine<_>, tenant| {
-            let guaranteed = self.stepper.scheduler.guaranteed_pages(tenant);
-            machine.pool.held_by(tenant).saturating_sub(guaranteed)
-        };
         let tenants: Vec<Label> = machine.caching_tenants().filter(|tenant| *tenant != request.label).collect();
         if missing(machine) > 0 {
             machine.evict(request.label, missing(machine));
         }
         for tenant in &tenants {
-            let pages = missing(machine).min(over(machine, *tenant));
+            let pages = missing(machine).min(self.over_guarantee(machine, *tenant));
             if pages > 0 {
                 machine.evict(*tenant, pages);
             }
         }
-        let alone = self.stepper.running.is_empty() && self.outbound.is_empty();
+        let alone = is_alone(machine, pages);
         for tenant in tenants.iter().filter(|_| alone) {
             let pages = missing(machine);
             if pages > 0 {
@@ -317,7 +332,13 @@ impl PrefillGroup {
         }
         // What the protocol is done with is held no longer: given back, or taken out of use by that.
         let side = &self.side;
-        self.outbound.retain(|id, outbound| outbound.away || side.state(*id).is_some());
+        self.outbound.retain(|id, outbound| {
+            let stays = outbound.away || side.state(*id).is_some();
+            if !stays {
+                machine.follow();
+            }
+            stays
+        });
     }
 
     /// Does what the protocol asks for; what comes of it is told to the protocol.
@@ -347,7 +368,7 @@ impl PrefillGroup {
                 }
                 None
             }
-            Effect::Fence { route } => self.fence(route),
+            Effect::Fence { route } => self.fence(machine, route),
             Effect::Release { route } => {
                 self.keep(machine, route);
                 None
@@ -426,9 +447,9 @@ impl PrefillGroup {
     }
 
     /// This group works at nothing while it is told something. What the decode group has comes back first.
-    fn fence(&mut self, route: Route) -> Option<PrefillInput> {
+    fn fence(&mut self, machine: &mut Machine<impl Compute>, route: Route) -> Option<PrefillInput> {
         self.prompts.remove(&route.id);
-        self.let_go(|request| request.route == Some(route));
+        self.let_go(machine, |request| request.route == Some(route));
         match self.outbound.get_mut(&route.id) {
             Some(outbound) if outbound.away => {
                 outbound.fenced = true;
@@ -439,10 +460,8 @@ impl PrefillGroup {
     }
 }
 
-/// Whether there are pages for a prompt, caches counted, or there will never be more.
-fn may_begin(machine: &Machine<impl Compute>, request: &Running) -> bool {
-    let (counts, cached) = (machine.pool.counts(), machine.cached());
-    let own = machine.cached_tokens(request.label, &request.tokens) / PAGE_TOKENS;
-    let pages = request.tokens.len().div_ceil(PAGE_TOKENS) - own;
-    pages <= counts.free + cached.saturating_sub(own) || counts.free + cached + counts.quarantined >= counts.total
+/// Nothing comes free by waiting: whoever asks has these pages, and but for them only caches have any.
+fn is_alone(machine: &Machine<impl Compute>, pages: usize) -> bool {
+    let counts = machine.pool.counts();
+    counts.free + pages + machine.cached() + counts.quarantined >= counts.total
 }

@@ -1,12 +1,13 @@
 //! Two groups over a model whose answers say what was read: what is handed over is what was computed, whoever leaves, waits
 //! or is lost on the way.
 
-use super::SplitExecutor;
+use super::{SplitExecutor, prefix_tests};
 use crate::compute::tracer::Tracer;
 use crate::config::EngineConfig;
 use crate::executor::tests::{self as executor, label, prompt, sealer};
 use crate::sampling::Sampling;
 use crate::steps::{StepError, Steps};
+use engine_scheduler::Tenancy;
 use policies_domain::{Generation, PageId, RequestId};
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -49,7 +50,7 @@ impl Client {
             }
             for read in &step.trace.pages {
                 self.foreign |= read.label != label(self.tenant);
-                assert!(self.ended.get(&read.page).is_none_or(|ended| *ended < read.generation), "a life that ended");
+                assert!(self.ended.get(&read.page).is_none_or(|ended| *ended <= read.generation), "an older life");
                 assert_eq!(*self.lives.entry(read.page).or_insert(read.generation), read.generation);
             }
             self.text += step.text.reveal();
@@ -78,9 +79,19 @@ impl World {
         Self { engine, clients: Vec::new() }
     }
 
+    /// For these tenants, who may keep what is guaranteed to them.
+    pub(super) fn caching(copies: bool, config: EngineConfig, tenancy: &Tenancy) -> Self {
+        let Self { engine, clients } = Self::new(copies, config);
+        Self { engine: engine.for_tenants(tenancy), clients }
+    }
+
     pub(super) fn submit(&mut self, tenant: u32, tokens: u32, wanted: usize) -> usize {
+        self.submit_tokens(tenant, prompt(tenant, tokens), wanted)
+    }
+
+    pub(super) fn submit_tokens(&mut self, tenant: u32, prompt: Vec<u32>, wanted: usize) -> usize {
         let sampling = Sampling { max_tokens: Some(wanted), temperature: 0.0, ..Sampling::default() };
-        let (id, prompt) = (self.clients.len() as u8, prompt(tenant, tokens));
+        let id = self.clients.len() as u8;
         let request = RequestId::from_bytes([id; 16]);
         let steps = self
             .engine
@@ -127,14 +138,20 @@ impl World {
         }
     }
 
-    /// Nothing is held, nothing is left behind, and nothing was put out of use.
+    /// Nothing is held but by caches, nothing is left behind, and nothing was put out of use.
     pub(super) fn is_clean(&mut self) {
         let (pool, of_prefill) = self.engine.pools();
-        for counts in [Some(pool), of_prefill].into_iter().flatten().map(|pool| pool.counts()) {
-            assert_eq!(counts.free, counts.total, "{counts:?}");
+        let mut cached = 0;
+        for pool in [Some(pool), of_prefill].into_iter().flatten() {
+            pool.assert_sound();
+            let (counts, kept) = (pool.counts(), (1..10).map(|tenant| pool.kept_alone(label(tenant))).sum::<usize>());
+            assert_eq!(counts.free + kept, counts.total, "{counts:?}");
+            cached += kept;
         }
         let (compute, of_prefill) = self.engine.computes();
-        assert!(compute.is_scrubbed() && of_prefill.is_none_or(|compute| compute.is_scrubbed()));
+        let scrubbed = compute.is_scrubbed() && of_prefill.is_none_or(|compute| compute.is_scrubbed());
+        assert!(scrubbed || cached > 0);
+        self.engine.nobody_is_left();
     }
 
     pub(super) fn all_are_right(&self) {
@@ -318,10 +335,12 @@ proptest! {
     #[test]
     fn no_order_of_events_gives_a_wrong_answer_or_loses_a_page(
         copies: bool,
+        caches: bool,
         requests in prop::collection::vec((1u32..4, 1u32..120, 1usize..40), 1..8),
         events in prop::collection::vec((0u8..10, any::<prop::sample::Index>()), 0..400),
     ) {
-        let mut world = World::new(copies, CONFIG);
+        let config = EngineConfig { prefix_cache: caches, ..CONFIG };
+        let mut world = World::caching(copies, config, &prefix_tests::tenancy());
         for (tenant, tokens, wanted) in requests {
             world.submit(tenant, tokens, wanted);
         }

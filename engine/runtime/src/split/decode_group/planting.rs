@@ -29,7 +29,7 @@ impl DecodeGroup {
         let waits = self.inbound.get(&route.id).is_some_and(|inbound| !inbound.tickets.is_empty());
         if waits && self.stepper.planted.frees_early() {
             self.abandon(route);
-            self.let_go(route);
+            self.let_go(machine, route);
             self.tell(machine, now, DecodeInput::Lost { route });
         }
     }

@@ -104,6 +104,7 @@ impl DecodeGroup {
             }
             None => {
                 drop(table);
+                machine.follow();
                 self.outbox.push_back(Parcel::Returned { route });
             }
         }
@@ -137,14 +138,16 @@ impl DecodeGroup {
         if let Some(block_table) = owned {
             inbound.kept = Kept::Owned(block_table);
         }
+        machine.follow();
         DecodeInput::Relabelled { route }
     }
 
     /// The pages go back to the pool, or out of use if they were put under suspicion before.
-    pub(super) fn let_go(&mut self, route: Route) {
+    pub(super) fn let_go(&mut self, machine: &mut Machine<impl Compute>, route: Route) {
         let Some(inbound) = self.inbound.get_mut(&route.id) else { return };
         if let Kept::Offered(_) = std::mem::replace(&mut inbound.kept, Kept::Nothing) {
             self.outbox.push_back(Parcel::Returned { route });
+            machine.follow();
         }
     }
 }
