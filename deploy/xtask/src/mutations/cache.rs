@@ -68,6 +68,14 @@ pub(super) const CACHE: &[Mutation] = &[
         tests: "test(a_worker_keeps_prefixes_as_long_as_its_link_and_no_longer)",
     },
     Mutation {
+        name: "cache: what is another's does not become a tenant's outside of the pool",
+        file: "engine/runtime/src/machine/swap.rs",
+        find: "if !held.domain.flows_to(label) {",
+        replace: "if false {",
+        packages: &["rig"],
+        tests: "test(a_cache_that_tenants_share_is_stopped_before_a_foreign_byte_leaves)",
+    },
+    Mutation {
         name: "queue: whoever left before it was taken in takes no place",
         file: "engine/runtime/src/admission.rs",
         find: "queue.came.drain(..).filter(|request| !request.cancelled())",

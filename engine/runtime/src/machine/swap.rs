@@ -111,7 +111,12 @@ impl<C: Compute> Machine<C> {
         let mut swapped = Swapped { request, label, tokens, bytes, pages: Vec::new(), layers: Vec::new(), room };
         let mut slots = Vec::with_capacity(capabilities.len());
         for capability in capabilities {
-            let generation = self.pool.label(capability.page())?.generation;
+            let held = self.pool.label(capability.page())?;
+            // What is another's does not become this tenant's on its way back.
+            if !held.domain.flows_to(label) {
+                return None;
+            }
+            let generation = held.generation;
             let life = PageLife { page: capability.page(), generation };
             let ticket = self.pool.ticket(life, TicketKind::Read, holder).ok()?;
             let copied =
