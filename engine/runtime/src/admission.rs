@@ -14,7 +14,6 @@ use crate::step::{Role, Stepper};
 use crate::steps::StepError;
 use engine_kv::PAGE_TOKENS;
 use engine_scheduler::{Arrival, Fit, Key, Load, Reclaim};
-use policies_domain::Label;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
