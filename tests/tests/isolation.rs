@@ -6,7 +6,7 @@
 use anyhow::{Context, Result, ensure};
 use e2e::{Client, binary, chat, model_path, run};
 use engine_model::Model;
-use engine_runtime::{Engine, EngineConfig, Fault, Split};
+use engine_runtime::{Engine, EngineConfig, Fault, PublicPrefix, Split, Tenancy};
 use gateway_auth::{ApiKey, TenantKey};
 use gateway_server::{Config, Gateway};
 use policies_domain::{ModelName, TenantId, TenantName};
@@ -33,6 +33,10 @@ fn acme() -> Result<TenantId> {
 }
 
 async fn start() -> Result<World> {
+    start_declaring(&[]).await
+}
+
+async fn start_declaring(declared: &[PublicPrefix]) -> Result<World> {
     let data_dir = tempfile::tempdir()?;
     let secret = Gateway::key_secret(data_dir.path())?;
     let keys = [ApiKey::mint()?, ApiKey::mint()?];
@@ -45,7 +49,8 @@ async fn start() -> Result<World> {
     config.tenants = tenants
         .map(|(name, key)| Ok(TenantKey { tenant: TenantName::parse(name)?, hash: secret.hash(key) }))
         .collect::<Result<_>>()?;
-    let engine = Engine::start(Arc::new(Model::load(&config.model, 2)?), config.engine)?;
+    let model = Arc::new(Model::load(&config.model, 2)?);
+    let engine = Engine::start_declaring(model, config.engine, Tenancy::default(), None, declared)?;
     let gateway = Gateway::start(config, engine.clone()).await?;
     let client = |key: &ApiKey| Client::new(gateway.address(), Some(key.reveal()));
     Ok(World { acme: client(&keys[0]), globex: client(&keys[1]), gateway, engine, data_dir })
@@ -217,5 +222,38 @@ async fn the_same_traffic_without_a_fault_leaves_no_incident() -> Result<()> {
     let report = Arc::into_inner(world).context("the world is still in use")?.log_report().await?;
     ensure!(report["entries"]["incident"].as_u64().unwrap_or(0) == 0, "{report}");
     ensure!(report["pages"]["foreign"] == 0 && report["pages"]["own"].as_u64() > Some(0), "{report}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_declared_is_public_in_every_receipt_and_everything_else_the_tenants_own() -> Result<()> {
+    const PREAMBLE: &str = "You are the assistant of a library. Answer in one short sentence, and name the shelf.";
+    let world = Arc::new(start_declaring(&[PublicPrefix::System(PREAMBLE.to_owned())]).await?);
+    let w = world.clone();
+    blocking(move || {
+        let folder = tempfile::tempdir()?;
+        let messages =
+            json!([{"role": "system", "content": PREAMBLE}, {"role": "user", "content": "Where are whales?"}]);
+        let body = json!({"model": MODEL, "messages": messages, "max_tokens": 4, "temperature": 0});
+        for client in [&w.acme, &w.globex] {
+            let response = client.post("/v1/chat/completions", &body)?;
+            let answer = response.json()?;
+            let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().context("no usage")?;
+            ensure!(cached >= 16, "{answer}");
+            let receipt = client.receipt(response.header("x-isolation-id").context("no isolation id")?)?;
+            std::fs::write(folder.path().join("receipt"), receipt)?;
+            std::fs::write(folder.path().join("log.vkey"), &client.get("/v1/isolation/key")?.body)?;
+            let mut verify = Command::new(binary("bulkhead-verify")?);
+            let arguments = ["receipt", "receipt", "--key", "log.vkey"];
+            let shown = String::from_utf8(run(verify.args(arguments).current_dir(folder.path()))?.stdout)?;
+            ensure!(shown.contains(&format!("{} public, 0 foreign", cached / 16)), "{shown}");
+        }
+        Ok(())
+    })
+    .await?;
+    let report = Arc::into_inner(world).context("the world is still in use")?.log_report().await?;
+    let pages = &report["pages"];
+    ensure!(pages["foreign"] == 0 && pages["public"].as_u64() > Some(1) && pages["own"].as_u64() > Some(1), "{report}");
+    ensure!(report["entries"]["incident"].as_u64().unwrap_or(0) == 0, "{report}");
     Ok(())
 }

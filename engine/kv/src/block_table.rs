@@ -154,6 +154,12 @@ impl BlockTable {
         self.full.len() + self.filling.len()
     }
 
+    /// Those of them that are everybody's: they stay when the table goes. A sequence begins with them.
+    #[must_use]
+    pub fn pages_of_everybody(&self) -> usize {
+        self.full.iter().take_while(|page| page.label() == Label::PUBLIC).count()
+    }
+
     /// Makes room for `tokens` tokens in all; each new page is shown to `assign` before anyone can write to it.
     ///
     /// # Errors

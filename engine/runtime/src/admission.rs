@@ -120,11 +120,11 @@ impl Stepper {
                 // What those who stay still need for their prompts is promised to them, and one more page each.
                 promised += pages_to_begin(other).saturating_sub(other.pages()) + 1;
             } else {
-                free += other.pages();
+                free += other.pages_to_give();
             }
         }
         let missing = (needed + promised).saturating_sub(free);
-        let pages_of = |key| self.running.iter().find(|other| other.arrival == key).map_or(0, Running::pages);
+        let pages_of = |key| self.running.iter().find(|other| other.arrival == key).map_or(0, Running::pages_to_give);
         self.scheduler.claim(request.label, needed, missing, pages_of)
     }
 

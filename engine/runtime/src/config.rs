@@ -197,6 +197,51 @@ pub enum StartEngineError {
         /// Whether there is one.
         has_worker: bool,
     },
+    /// A declared prefix has no tokens.
+    #[error("public prefix {number} cannot be read as a prompt")]
+    PublicTokens {
+        /// Counted from 1, in the order of the declaration.
+        number: usize,
+        /// Why.
+        #[source]
+        source: crate::TokenizeError,
+    },
+    /// A declared prefix is so short that there is nothing of it to share.
+    #[error("public prefix {number} has {tokens} tokens that all prompts with it share, a page takes {page_tokens}")]
+    PublicTooShort {
+        /// Counted from 1, in the order of the declaration.
+        number: usize,
+        /// Those that all prompts share which begin with it.
+        tokens: usize,
+        /// The least that can be shared.
+        page_tokens: usize,
+    },
+    /// More is to be everybody's than may be taken from the tenants.
+    #[error(
+        "the public prefixes need {pages} pages, {pages_max} at most can be everybody's: a tenth of engine setting `pages`"
+    )]
+    PublicTooMany {
+        /// Of all declared prefixes.
+        pages: usize,
+        /// A tenth of the pool.
+        pages_max: usize,
+    },
+    /// Prefixes are declared, and this process keeps none.
+    #[error("public prefixes need a prefix cache in this process, and {}",
+        if *has_worker { "a worker has a part of the work" } else { "engine setting `prefix_cache` is off" })]
+    PublicWithoutCache {
+        /// Whether a part of the work is another process's.
+        has_worker: bool,
+    },
+    /// A declared prefix could not be computed.
+    #[error("public prefix {number} could not be computed")]
+    Public {
+        /// Counted from 1, in the order of the declaration.
+        number: usize,
+        /// Why.
+        #[source]
+        source: crate::DeclareError,
+    },
     /// The system gave no random bytes for the page tags.
     #[error("the system gave no random bytes")]
     Entropy,

@@ -5,16 +5,17 @@ use crate::config::{EngineConfig, Split, StartEngineError, machine_memory_bytes}
 use crate::inbox::{Inbox, Refused};
 use crate::machine::{Machine, Pages};
 use crate::outlet::Reader;
+use crate::public_prefix::{PublicPrefix, PublicTokens};
 use crate::remote::{Connecting, Deciding, PromptBounds, RemoteWorker, Requests, Serving, Streams, link_terms};
 use crate::running::Running;
 use crate::sampling::Sampling;
-use crate::sequence::{PromptInput, Sequence, TokenizeError};
+use crate::sequence::{PromptInput, Sequence, TokenizeError, tokens_of};
 use crate::split::{Between, DecodeGroup, Pair, PrefillGroup, Terms};
 use crate::step::{Role, Stepper};
 use crate::steps::{STEPS_AHEAD, Steps};
 use engine_handoff::Incarnation;
 use engine_kernels::{KvKind, KvShape, KvStore};
-use engine_kv::{PageCounts, PageFormat, PagePool};
+use engine_kv::{PAGE_TOKENS, PageCounts, PageFormat, PagePool};
 use engine_model::Model;
 use engine_scheduler::{Bounds, Full, Tenancy};
 use policies_domain::{Epoch, Permit, Sealer};
@@ -204,6 +205,21 @@ impl Engine {
         tenancy: Tenancy,
         worker: Option<RemoteWorker>,
     ) -> Result<Self, StartEngineError> {
+        Self::start_declaring(model, config, tenancy, worker, &[])
+    }
+
+    /// As [`Engine::start_with`]. These prefixes are everybody's: computed before the first request, and then found by every
+    /// tenant whose prompt begins with one. Nothing else ever is.
+    ///
+    /// # Errors
+    /// [`StartEngineError`].
+    pub fn start_declaring(
+        model: Arc<Model>,
+        config: EngineConfig,
+        tenancy: Tenancy,
+        worker: Option<RemoteWorker>,
+        declared: &[PublicPrefix],
+    ) -> Result<Self, StartEngineError> {
         let (split, has_worker) = (config.split.as_str(), worker.is_some());
         let split = config.split.resolved(has_worker).ok_or(StartEngineError::Split { split, has_worker })?;
         let [prefill_threads, decode_threads] = match split {
@@ -213,13 +229,17 @@ impl Engine {
         // INVARIANT: `config.check` bounds `pages` below half of `u32::MAX`.
         let first_page = if split == Split::Copy { u32::try_from(config.pages).unwrap_or(u32::MAX) } else { 0 };
         let (mut of_decode, page_bytes) = cpu_machine(&model, config, decode_threads, first_page)?;
-        let (fingerprint, context_max) =
-            (model.fingerprint(config.kv), config.context_max(model.config().context_length));
+        let fingerprint = model.fingerprint(config.kv);
+        let context_max = config.context_max(model.config().context_length);
+        let public = PublicTokens::of(declared, &model, &config, has_worker, context_max)?;
+        // A request that shares none of it has to fit beside it.
+        let context_max = context_max.min((config.pages - public.pages()) * PAGE_TOKENS);
         let bounds = Bounds::new(config.sequences_max + config.queue_max, tenancy.clone());
         let inbox = Arc::new(Inbox::with_bounds(bounds));
         of_decode.keep_swapped(random()?, config.swap_mib << 20);
         if config.prefix_cache && matches!(split, Split::Off | Split::Relabel | Split::Auto) {
             of_decode.keep_prefixes(random()?, fingerprint);
+            public.declare(&mut of_decode, &config)?;
         }
         let counters = Arc::new(Counters::new());
         let costs = of_decode.costs;
@@ -277,6 +297,7 @@ impl Engine {
                 pools.push(of_prefill.pool.clone());
                 if config.prefix_cache {
                     of_prefill.keep_prefixes(random()?, fingerprint);
+                    public.declare(&mut of_prefill, &config)?;
                 }
                 let (decode, prefill) = groups(terms(&of_decode.compute)?)?;
                 let between = Between::new(inbox.clone());
@@ -339,36 +360,7 @@ impl Engine {
     /// # Errors
     /// [`TokenizeError`].
     pub fn tokenize(&self, permit: &Permit, prompt: &PromptInput) -> Result<Sequence, TokenizeError> {
-        let tokenizer = self.0.model.tokenizer();
-        let tokens_max = self.0.context_max - 1;
-        // No token is longer than the longest: a text that cannot fit is refused before the work of tokenizing it.
-        let tokens_min = prompt.text_bytes() / tokenizer.longest_token_bytes().max(1);
-        if tokens_min > tokens_max {
-            return Err(TokenizeError::TooLong { tokens: tokens_min, tokens_max });
-        }
-        let tokens = match prompt {
-            PromptInput::Chat(messages) => {
-                let template = self.0.model.chat_template().ok_or(TokenizeError::NoChatTemplate)?;
-                template.tokens(tokenizer, messages, tokens_max)?
-            }
-            PromptInput::Text(text) => {
-                let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-                bos.into_iter().chain(tokenizer.encode_within(text, false, tokens_max)?).collect()
-            }
-            PromptInput::Tokens(tokens) => {
-                let vocab = tokenizer.vocab();
-                if tokens.iter().any(|token| *token as usize >= vocab) {
-                    return Err(TokenizeError::UnknownToken { vocab });
-                }
-                tokens.clone()
-            }
-        };
-        if tokens.is_empty() {
-            return Err(TokenizeError::Empty);
-        }
-        if tokens.len() > tokens_max {
-            return Err(TokenizeError::TooLong { tokens: tokens.len(), tokens_max });
-        }
+        let tokens = tokens_of(&self.0.model, prompt, self.0.context_max - 1)?;
         Ok(Sequence { tokens, label: permit.label(), request: permit.request() })
     }
 

@@ -8,7 +8,7 @@ use crate::config::EngineConfig;
 use crate::engine::{Counters, SubmitError, enqueue};
 use crate::fault::Fault;
 use crate::inbox::Inbox;
-use crate::machine::{Machine, Pages};
+use crate::machine::{DeclareError, Machine, Pages};
 use crate::sampling::Sampling;
 use crate::sequence::Sequence;
 use crate::step::{Role, Stepper};
@@ -46,6 +46,15 @@ impl<C: Compute> StepExecutor<C> {
     pub fn for_tenants(mut self, tenancy: &Tenancy) -> Self {
         self.stepper = self.stepper.for_tenants(tenancy);
         self
+    }
+
+    /// Makes these tokens everybody's, whole pages of them. It keeps prefixes, and works for nobody yet.
+    ///
+    /// # Errors
+    /// [`DeclareError`].
+    pub fn declare(&mut self, tokens: &[u32]) -> Result<(), DeclareError> {
+        let EngineConfig { prefill_chunk_tokens, pages, .. } = self.stepper.config;
+        self.machine.declare(tokens, prefill_chunk_tokens, pages)
     }
 
     /// Queues a request. Its text comes sealed by `sealer`.
@@ -129,6 +138,8 @@ impl<C> fmt::Debug for StepExecutor<C> {
     }
 }
 
+#[cfg(test)]
+mod declared;
 #[cfg(test)]
 mod guesses;
 #[cfg(test)]

@@ -20,6 +20,7 @@ mod inbox;
 mod machine;
 mod outlet;
 mod periods;
+mod public_prefix;
 mod remote;
 mod running;
 mod sampling;
@@ -42,6 +43,8 @@ pub use engine_scheduler::{Class, Overpromised, Tenancy, TenantTerms};
 pub use executor::StepExecutor;
 #[cfg(feature = "fault-injection")]
 pub use fault::Fault;
+pub use machine::DeclareError;
+pub use public_prefix::PublicPrefix;
 pub use remote::{RemoteWorker, StartWorkerError, Worker};
 pub use sampling::Sampling;
 pub use sequence::{PromptInput, Sequence, TokenizeError};

@@ -1,8 +1,10 @@
 //! What a group of requests is computed on: a model with its pages, the ledger that says whose they are, and its log.
 
 mod calibration;
+mod declared;
 mod swap;
 
+pub use declared::DeclareError;
 pub(crate) use swap::{Swap, SwapInError, Swapped};
 
 use crate::compute::Compute;
@@ -137,9 +139,20 @@ impl<C: Compute> Machine<C> {
         }
     }
 
-    /// Tenants that have a cache.
+    /// Tenants that have a cache. What is everybody's is nobody's to give away: if it went when one tenant needs room, the
+    /// others would see that.
     pub(crate) fn caching_tenants(&self) -> impl Iterator<Item = Label> {
-        self.cache.iter().flat_map(PrefixCache::domains)
+        self.cache.iter().flat_map(PrefixCache::domains).filter(|domain| *domain != Label::PUBLIC)
+    }
+
+    /// Pages that are everybody's.
+    pub(crate) fn pages_of_everybody(&self) -> usize {
+        self.pool.held_by(Label::PUBLIC)
+    }
+
+    /// Pages that nobody works with, and that never come free: waiting for them would be for ever.
+    pub(crate) fn never_free(&self) -> usize {
+        self.pool.counts().quarantined + self.pool.kept_alone(Label::PUBLIC)
     }
 
     /// A tenant's pages, and those of them that nothing but its cache holds.
@@ -147,7 +160,7 @@ impl<C: Compute> Machine<C> {
         (self.pool.held_by(tenant), if self.cache.is_some() { self.pool.kept_alone(tenant) } else { 0 })
     }
 
-    /// Pages that nothing but caches hold.
+    /// Pages that nothing but tenants' caches hold.
     pub(crate) fn cached(&self) -> usize {
         self.caching_tenants().map(|tenant| self.pool.kept_alone(tenant)).sum()
     }

@@ -216,6 +216,11 @@ impl Running {
         }
     }
 
+    /// Of these, what others can have when it gives way.
+    pub(crate) fn pages_to_give(&self) -> usize {
+        self.pages() - self.block_table.as_ref().map_or(0, BlockTable::pages_of_everybody)
+    }
+
     /// It gets pages, of which it has read nothing. Those that its tenant's cache had are computed already. When a step was
     /// delivered before, its reader learns that these are others.
     pub(crate) fn begin(&mut self, block_table: BlockTable) {

@@ -1,6 +1,6 @@
 //! A prompt on its way into the engine.
 
-use engine_model::{ChatMessage, ChatTemplateError};
+use engine_model::{ChatMessage, ChatTemplateError, Model};
 use policies_domain::{Label, RequestId};
 use std::fmt;
 
@@ -115,4 +115,38 @@ impl From<ChatTemplateError> for TokenizeError {
             error => Self::Template(error),
         }
     }
+}
+
+/// The tokens of a prompt, of which there are `tokens_max` at most.
+pub(crate) fn tokens_of(model: &Model, prompt: &PromptInput, tokens_max: usize) -> Result<Vec<u32>, TokenizeError> {
+    let tokenizer = model.tokenizer();
+    // No token is longer than the longest: a text that cannot fit is refused before the work of tokenizing it.
+    let tokens_min = prompt.text_bytes() / tokenizer.longest_token_bytes().max(1);
+    if tokens_min > tokens_max {
+        return Err(TokenizeError::TooLong { tokens: tokens_min, tokens_max });
+    }
+    let tokens = match prompt {
+        PromptInput::Chat(messages) => {
+            let template = model.chat_template().ok_or(TokenizeError::NoChatTemplate)?;
+            template.tokens(tokenizer, messages, tokens_max)?
+        }
+        PromptInput::Text(text) => {
+            let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+            bos.into_iter().chain(tokenizer.encode_within(text, false, tokens_max)?).collect()
+        }
+        PromptInput::Tokens(tokens) => {
+            let vocab = tokenizer.vocab();
+            if tokens.iter().any(|token| *token as usize >= vocab) {
+                return Err(TokenizeError::UnknownToken { vocab });
+            }
+            tokens.clone()
+        }
+    };
+    if tokens.is_empty() {
+        return Err(TokenizeError::Empty);
+    }
+    if tokens.len() > tokens_max {
+        return Err(TokenizeError::TooLong { tokens: tokens.len(), tokens_max });
+    }
+    Ok(tokens)
 }

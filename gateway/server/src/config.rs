@@ -1,6 +1,7 @@
 //! The configuration: one TOML file, every mistake in it reported at once, no maybes left afterwards.
 
 mod agreement;
+mod public_prefix;
 
 pub use agreement::{Agreement, StreamShape};
 
@@ -8,7 +9,7 @@ use crate::bounded_file;
 use crate::exchange::ConnectionLimits;
 use crate::tls::TlsFiles;
 use engine_link::{Address, Role};
-use engine_runtime::{EngineConfig, KvKind, Overpromised, Split, Tenancy};
+use engine_runtime::{EngineConfig, KvKind, Overpromised, PublicPrefix, Split, Tenancy};
 use gateway_auth::{KeyHash, KeyRing, TenantKey};
 use policies_domain::{Label, ModelName, TenantName};
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,6 +49,8 @@ pub struct Config {
     pub engine: EngineConfig,
     /// The part of the engine that is a process of its own, if one is.
     pub worker: Option<WorkerPlace>,
+    /// What every tenant's prompts may begin with without computing it again; whoever can guess one can tell that it is here.
+    pub public_prefixes: Vec<PublicPrefix>,
     /// Bounds of the gateway.
     pub limits: Limits,
     /// Who may read `/metrics`, which shows the tenants' names and how much they use.
@@ -227,6 +230,7 @@ impl Config {
             agreements: BTreeMap::new(),
             engine: EngineConfig::default(),
             worker: None,
+            public_prefixes: Vec::new(),
             limits: Limits::default(),
             metrics: MetricsReaders::Loopback,
             probes: BTreeSet::new(),
@@ -313,6 +317,8 @@ impl Config {
             let certificates = worker.required_path("certificates");
             config.worker = role.zip(address).map(|(role, address)| WorkerPlace { role, address, certificates });
         });
+        let keeps_prefixes = config.engine.prefix_cache && config.worker.is_none();
+        config.public_prefixes = public_prefix::read_all(&mut settings, keeps_prefixes);
         settings.inside("limits", |limits| read_limits(limits, &mut config.limits));
         config.tenants = read_tenants(&mut settings);
         settings.inside("audit", |audit| config.probes = read_probes(audit, &config.tenants));

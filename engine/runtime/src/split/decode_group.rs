@@ -478,7 +478,7 @@ impl DecodeGroup {
         let counts = machine.pool.counts();
         // Pages of handoffs that are ending come back; with nobody's to come, waiting would be for ever.
         let free = counts.free + machine.cached();
-        let alone = self.stepper.running.len() == 1 && free + counts.quarantined == counts.total;
+        let alone = self.stepper.running.len() == 1 && free + machine.never_free() == counts.total;
         match reason {
             // The prefill side has one check; all others are this side's.
             AbortReason::Refused => {

@@ -8,7 +8,7 @@ use crate::config::EngineConfig;
 use crate::engine::{Counters, SubmitError, enqueue};
 use crate::fault::Fault;
 use crate::inbox::Inbox;
-use crate::machine::{Machine, Pages};
+use crate::machine::{DeclareError, Machine, Pages};
 use crate::sampling::Sampling;
 use crate::sequence::Sequence;
 use crate::step::{Role, Stepper};
@@ -112,6 +112,17 @@ impl<C: Compute> SplitExecutor<C> {
         self.pair.prefill.stepper = self.pair.prefill.stepper.for_tenants(tenancy);
         self.tenancy = tenancy.clone();
         self
+    }
+
+    /// Makes these tokens everybody's, whole pages of them, where prompts are computed. It keeps prefixes, and works for nobody
+    /// yet.
+    ///
+    /// # Errors
+    /// [`DeclareError`].
+    pub fn declare(&mut self, tokens: &[u32]) -> Result<(), DeclareError> {
+        let Pair { machine, of_prefill, .. } = &mut self.pair;
+        let EngineConfig { prefill_chunk_tokens, pages, .. } = self.config;
+        of_prefill.as_mut().unwrap_or(machine).declare(tokens, prefill_chunk_tokens, pages)
     }
 
     /// Queues a request.

@@ -246,8 +246,11 @@ impl PrefillGroup {
 
     /// Whether there are pages for a prompt, with those that caches would give for it, or there will never be more.
     fn may_begin(&self, machine: &Machine<impl Compute>, request: &Running) -> bool {
-        let own = machine.cached_tokens(request.label, &request.tokens) / PAGE_TOKENS;
-        let pages = request.tokens.len().div_ceil(PAGE_TOKENS) - own;
+        let found = |domain| machine.cached_tokens(domain, &request.tokens) / PAGE_TOKENS;
+        let (all, public) = (found(request.label), found(Label::PUBLIC));
+        let pages = request.tokens.len().div_ceil(PAGE_TOKENS) - all;
+        // What it finds of its tenant's own does not come free for it.
+        let own = all.saturating_sub(public);
         let given: usize = machine.caching_tenants().map(|tenant| self.given_by(machine, tenant, request.label)).sum();
         pages <= machine.pool.counts().free + given.saturating_sub(own) || is_alone(machine, 0)
     }
@@ -463,5 +466,5 @@ impl PrefillGroup {
 /// Nothing comes free by waiting: whoever asks has these pages, and but for them only caches have any.
 fn is_alone(machine: &Machine<impl Compute>, pages: usize) -> bool {
     let counts = machine.pool.counts();
-    counts.free + pages + machine.cached() + counts.quarantined >= counts.total
+    counts.free + pages + machine.cached() + machine.never_free() >= counts.total
 }

@@ -3,11 +3,14 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a rig that cannot be set up fails its test")]
 
 use engine_model::Model;
-use engine_runtime::{Engine, EngineConfig, PromptInput, Sampling, Steps, Usage};
+use engine_runtime::{
+    Engine, EngineConfig, PromptInput, PublicPrefix, Sampling, StartEngineError, Steps, Tenancy, TenantTerms, Usage,
+};
 use policies_domain::{
-    Binding, ConnectionId, Digest, FinishReason, Layer, ModelName, Permit, PolicyDecision, Principal, RequestId,
+    Binding, ConnectionId, Digest, FinishReason, Label, Layer, ModelName, Permit, PolicyDecision, Principal, RequestId,
     SealKey, Sealer, TenantId, TenantName, Verifier,
 };
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
@@ -15,13 +18,24 @@ pub(crate) const ACME: u32 = 1;
 pub(crate) const GLOBEX: u32 = 2;
 
 pub(crate) fn engine(config: EngineConfig) -> Engine {
+    Engine::start(model(), config).unwrap()
+}
+
+/// For two tenants with guarantees, so that they have caches.
+pub(crate) fn declaring(config: EngineConfig, declared: &[PublicPrefix]) -> Result<Engine, StartEngineError> {
+    let terms = |number| (Label::of(tenant(number)), TenantTerms::default());
+    let tenancy = Tenancy::new([ACME, GLOBEX].map(terms)).unwrap();
+    Engine::start_declaring(model(), config, tenancy, None, declared)
+}
+
+fn model() -> Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
     let model = MODEL.get_or_init(|| {
         let path = model_path();
         let loaded = Model::load(&path, 2);
         Arc::new(loaded.unwrap_or_else(|error| panic!("{}: {error}; `./x test` fetches the model", path.display())))
     });
-    Engine::start(model.clone(), config).unwrap()
+    model.clone()
 }
 
 fn model_path() -> PathBuf {
@@ -66,8 +80,18 @@ pub(crate) fn greedy(max_tokens: usize) -> Sampling {
 }
 
 pub(crate) fn submit(engine: &Engine, tenant: u32, request: u8, prompt: &str, sampling: Sampling) -> Steps {
+    submit_input(engine, tenant, request, &PromptInput::Text(prompt.into()), sampling)
+}
+
+pub(crate) fn submit_input(
+    engine: &Engine,
+    tenant: u32,
+    request: u8,
+    prompt: &PromptInput,
+    sampling: Sampling,
+) -> Steps {
     let permit = permit(tenant, request);
-    let sequence = engine.tokenize(&permit, &PromptInput::Text(prompt.into())).unwrap();
+    let sequence = engine.tokenize(&permit, prompt).unwrap();
     engine.submit(&permit, sequence, sampling, sealer(&permit)).unwrap()
 }
 
@@ -79,17 +103,21 @@ pub(crate) struct Answer {
     pub(crate) finish: Option<FinishReason>,
     pub(crate) usage: Usage,
     pub(crate) restarts: usize,
+    /// Whose pages it read.
+    pub(crate) read: BTreeSet<Label>,
 }
 
 pub(crate) async fn answer(mut steps: Steps) -> Answer {
     let (mut text, mut tokens, mut saying, mut finish, mut restarts) = (String::new(), 0, 0, None, 0);
+    let mut read = BTreeSet::new();
     while let Some(step) = steps.next().await {
         let step = step.unwrap();
         text += step.text.reveal();
+        read.extend(step.trace.pages.iter().map(|page| page.label));
         tokens += step.tokens;
         saying += u32::from(step.tokens > 0);
         finish = step.finish;
         restarts += usize::from(step.restarted);
     }
-    Answer { text, tokens, steps: saying, finish, usage: steps.usage(), restarts }
+    Answer { text, tokens, steps: saying, finish, usage: steps.usage(), restarts, read }
 }

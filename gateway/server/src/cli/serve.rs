@@ -53,7 +53,8 @@ pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
             Some(RemoteWorker { address: worker.address.clone(), identity: identity(worker, worker.role.peer())? })
         }
     };
-    Ok(Engine::start_with(load_model(config).await?, config.engine, config.tenancy()?, worker)?)
+    let (model, tenancy) = (load_model(config).await?, config.tenancy()?);
+    Ok(Engine::start_declaring(model, config.engine, tenancy, worker, &config.public_prefixes)?)
 }
 
 /// Who this process is, as a part of the engine, towards the others.
@@ -193,7 +194,7 @@ mod tests {
         assert_eq!((shown.listen, shown.origin), (defaults.listen, defaults.origin));
         assert_eq!(shown.weights_cache, defaults.weights_cache);
         assert_eq!((shown.engine, shown.limits, shown.metrics), (defaults.engine, defaults.limits, defaults.metrics));
-        assert!(shown.agreements.is_empty() && shown.probes.is_empty());
+        assert!(shown.agreements.is_empty() && shown.probes.is_empty() && shown.public_prefixes.is_empty());
         assert!(shown.tenants.is_empty() && shown.rules.is_none() && shown.tls.is_none() && shown.worker.is_none());
     }
 }

@@ -257,3 +257,47 @@ fn paths_count_from_the_file() {
     assert_eq!(config.rules.unwrap(), folder.path().join("r.toml"));
     assert_eq!(config.weights_cache, WeightsCache::Folder(folder.path().join("c")));
 }
+
+#[test]
+fn nothing_is_everybodys_unless_it_is_declared() {
+    let config = |rest: &str| format!("data_dir = \"d\"\nmodel = \"m\"\n{rest}");
+    assert_eq!(Config::parse(&config("")).unwrap().public_prefixes, []);
+    assert_eq!(Config::parse(&config("public_prefixes = []")).unwrap().public_prefixes, []);
+    let two = "[[public_prefixes]]\nsystem = \"You are kind.\"\n[[public_prefixes]]\ntext = \"Once\"";
+    let read = Config::parse(&config(two)).unwrap();
+    let wanted = [PublicPrefix::System("You are kind.".to_owned()), PublicPrefix::Text("Once".to_owned())];
+    assert_eq!(read.public_prefixes, wanted);
+    let printed = format!("{read:?}");
+    assert!(printed.contains("System(13 bytes)") && !printed.contains("kind"), "{printed}");
+}
+
+#[test]
+fn prefixes_that_cannot_be_declared_are_mistakes() {
+    let text = format!(
+        "data_dir = \"d\"\nmodel = \"m\"\n[engine]\nprefix_cache = false\n\
+         [[public_prefixes]]\n[[public_prefixes]]\nsystem = \"a\"\ntext = \"b\"\n[[public_prefixes]]\nsystem = \"\"\n\
+         [[public_prefixes]]\ntext = \"{}\"\n[[public_prefixes]]\ntext = \"c\"\nfile = \"d\"",
+        "x".repeat((64 << 10) + 1)
+    );
+    let wanted = [
+        "`public_prefixes` cannot be kept: that takes `engine.prefix_cache`, and no [worker]",
+        "`public_prefixes[0]` must have one of `system` and `text`",
+        "`public_prefixes[1]` must have one of `system` and `text`",
+        "`public_prefixes[2].system` must be a text of 1 to 65536 bytes",
+        "`public_prefixes[3].text` must be a text of 1 to 65536 bytes",
+        "`public_prefixes[4].file` is not a setting",
+    ];
+    assert_eq!(mistakes(&text), wanted);
+    let with_worker = "data_dir = \"d\"\nmodel = \"m\"\n[worker]\nrole = \"decode\"\naddress = \"unix:/w\"\n\
+                       certificates = \"c\"\n[[public_prefixes]]\ntext = \"c\"";
+    assert_eq!(mistakes(with_worker), wanted[..1]);
+    let many = "[[public_prefixes]]\ntext = \"a\"\n".repeat(17);
+    assert_eq!(
+        mistakes(&format!("data_dir = \"d\"\nmodel = \"m\"\n{many}")),
+        ["`public_prefixes` has 17 tables, 16 are possible"]
+    );
+    assert_eq!(
+        mistakes("data_dir = \"d\"\nmodel = \"m\"\npublic_prefixes = 1"),
+        ["`public_prefixes` must be a list of tables"]
+    );
+}

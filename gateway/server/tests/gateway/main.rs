@@ -5,6 +5,7 @@ mod audits;
 mod bodies;
 mod framing;
 mod lifecycle;
+mod prefixes;
 mod streams;
 mod templates;
 mod tls;

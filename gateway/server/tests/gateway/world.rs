@@ -57,7 +57,8 @@ pub(crate) async fn start(adjust: impl FnOnce(&mut Config)) -> World {
     let templates = Arc::new(RenderProcesses::new(program, config.limits.tokenizers_max));
     let options = LoadOptions { templates, ..LoadOptions::new(config.engine.threads) };
     let model = Arc::new(Model::load_with(&config.model, &options).unwrap().model);
-    let engine = Engine::start_with(model, config.engine, config.tenancy().unwrap(), None).unwrap();
+    let (tenancy, public) = (config.tenancy().unwrap(), &config.public_prefixes);
+    let engine = Engine::start_declaring(model, config.engine, tenancy, None, public).unwrap();
     let gateway = Gateway::start(config, engine.clone()).await.unwrap();
     let (acme, globex) = (acme.reveal().to_owned(), globex.reveal().to_owned());
     World { gateway, engine, acme, globex, data_dir }
