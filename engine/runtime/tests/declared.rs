@@ -49,20 +49,17 @@ async fn a_declared_prefix_is_found_by_every_tenant_and_changes_no_bit() {
         let text = "Once upon a time there was a small village ".repeat(4) + "by the sea, and in it";
         for (kind, prompt) in [chat(PREAMBLE, question), PromptInput::Text(text)].iter().enumerate() {
             let without = ask(&plain, ACME, 1, prompt).await;
-            let cached = [ACME, GLOBEX].map(|number| async {
+            let mut cached = Vec::new();
+            for number in [ACME, GLOBEX] {
                 let with = ask(&sharing, number, 2, prompt).await;
                 assert_eq!(with.text, without.text, "{split:?}");
                 assert_eq!(with.usage.prompt_tokens, without.usage.prompt_tokens);
                 let own = Label::of(tenant(number));
-                // Groups that copy give the one that decodes pages of its own.
-                assert!(
-                    with.read.contains(&Label::PUBLIC) && with.read.iter().all(|read| read.flows_to(own)),
-                    "{split:?}"
-                );
-                with.usage.cached_tokens
-            });
-            let [acme, globex] = cached;
-            let [acme, globex] = [acme.await, globex.await];
+                assert!(with.read.contains(&Label::PUBLIC), "{split:?}");
+                assert!(with.read.iter().all(|read| read.flows_to(own)), "{split:?}");
+                cached.push(with.usage.cached_tokens);
+            }
+            let [acme, globex] = cached[..] else { panic!("two tenants") };
             assert!(acme >= 32 && acme % 16 == 0, "{split:?}: {acme}");
             assert_eq!(acme, globex, "{split:?}: what acme said behind the prefix is acme's");
             let again = ask(&sharing, ACME, 3, prompt).await;
