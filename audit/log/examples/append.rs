@@ -20,7 +20,7 @@ fn permit(task: u32, run: u64, number: u64) -> Permit {
 }
 
 fn step(permit: &Permit) -> Step {
-    let page = |page| PageRead { page: PageId(page), generation: Generation(1), label: permit.label() };
+    let page = |page| PageRead { page: PageId(page), generation: Generation(1), label: permit.label(), shared: false };
     let finish = Some(FinishReason::Stop);
     let sealer = SealKey::from_bytes([1; 32]).sealer(Layer::Text, Binding::of(permit, ConnectionId(1)));
     Step {

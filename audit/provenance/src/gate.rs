@@ -288,7 +288,11 @@ impl Gate {
         self.previous.push(number);
         let stale = match earlier {
             Some(record) => (record.generation != read.generation).then_some(record.generation),
-            None => self.ended.get(&read.page).copied().filter(|ended| read.generation < *ended),
+            // A shared page is in the same life for everybody who holds it, before and after one of them begins anew.
+            None => self.ended.get(&read.page).copied().filter(|ended| match read.shared {
+                true => read.generation < *ended,
+                false => read.generation <= *ended,
+            }),
         };
         if let Some(wanted) = stale {
             let held = read.generation;

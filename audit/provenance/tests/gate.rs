@@ -25,7 +25,7 @@ fn other() -> Label {
 }
 
 fn read(page: u32, generation: u32, label: Label) -> PageRead {
-    PageRead { page: PageId(page), generation: Generation(generation), label }
+    PageRead { page: PageId(page), generation: Generation(generation), label, shared: false }
 }
 
 fn binding() -> Binding {
@@ -156,20 +156,32 @@ fn a_restarted_sequence_reads_lives_that_are_no_older_than_before() {
     let mut gate = Gate::new(&permit());
     gate.check(step(0, vec![read(3, 3, own()), read(4, 3, own()), read(5, 3, own())])).unwrap();
     // A page that was kept for it, one that was given out anew, and another one.
-    let again = Step { restarted: true, ..step(1, vec![read(3, 3, own()), read(4, 5, own()), read(9, 1, own())]) };
+    let kept = PageRead { shared: true, ..read(3, 3, own()) };
+    let again = Step { restarted: true, ..step(1, vec![kept, read(4, 5, own()), read(9, 1, own())]) };
     gate.check(again).unwrap();
     assert_eq!(gate.pages().own, 5, "the kept page counts once");
-    let pages = vec![read(3, 3, own()), read(4, 5, own()), read(9, 1, own()), read(5, 1, own())];
+    let pages = vec![kept, read(4, 5, own()), read(9, 1, own()), read(5, 1, own())];
     let violation = gate.check(step(2, pages)).unwrap_err();
     let wanted = Violation::StaleGeneration { step: 2, page: PageId(5), held: Generation(1), wanted: Generation(3) };
     assert_eq!(violation, wanted);
 }
 
 #[test]
+fn a_restarted_sequence_does_not_go_on_with_a_page_that_only_it_had() {
+    for (generation, shared, passes) in [(3, true, true), (3, false, false), (1, true, false), (1, false, false)] {
+        let mut gate = Gate::new(&permit());
+        gate.check(step(0, vec![read(3, 3, own())])).unwrap();
+        let page = PageRead { shared, ..read(3, generation, own()) };
+        let again = gate.check(Step { restarted: true, ..step(1, vec![page]) });
+        assert_eq!(again.is_ok(), passes, "{page:?}");
+    }
+}
+
+#[test]
 fn a_restarted_sequence_reads_nobody_else_s_page_in_the_life_that_it_knew() {
     let mut gate = Gate::new(&permit());
     gate.check(step(0, vec![read(3, 3, own())])).unwrap();
-    let again = Step { restarted: true, ..step(1, vec![read(3, 3, Label::NOBODY)]) };
+    let again = Step { restarted: true, ..step(1, vec![PageRead { shared: true, ..read(3, 3, Label::NOBODY) }]) };
     assert!(matches!(gate.check(again), Err(Violation::ForeignPage { .. })));
 }
 

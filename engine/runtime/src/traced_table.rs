@@ -95,7 +95,7 @@ mod tests {
 
     fn reads(pages: std::ops::Range<u32>) -> Vec<PageRead> {
         let label = Label::of(TenantId::new(1).unwrap());
-        pages.map(|page| PageRead { page: PageId(page), generation: Generation(1), label }).collect()
+        pages.map(|page| PageRead { page: PageId(page), generation: Generation(1), label, shared: false }).collect()
     }
 
     fn table() -> TracedTable {

@@ -11,6 +11,8 @@ pub struct PageRead {
     pub generation: Generation,
     /// Whose it was.
     pub label: Label,
+    /// Several of the tenant's requests may hold it, and nobody writes to it: it stays in its life when one of them begins anew.
+    pub shared: bool,
 }
 
 /// Every page that one step read for one request, in sequence order.

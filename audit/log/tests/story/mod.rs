@@ -37,7 +37,7 @@ pub(crate) fn permit(principal: &Principal, request: u8) -> Permit {
 }
 
 pub(crate) fn step(permit: &Permit, index: u32, label: Label) -> Step {
-    let pages = vec![PageRead { page: PageId(7), generation: Generation(1), label }];
+    let pages = vec![PageRead { page: PageId(7), generation: Generation(1), label, shared: false }];
     let (request, text) = (permit.request(), Completion::new("word".into()));
     let sealer = SealKey::from_bytes([1; 32]).sealer(Layer::Text, Binding::of(permit, ConnectionId(1)));
     let seal = sealer.seal(Epoch(1), index, b"word", None);

@@ -24,7 +24,7 @@ pub(crate) fn permit(principal: &Principal, request: u8) -> Permit {
 
 /// A step that reads `pages` pages, all labelled alike.
 pub(crate) fn step(permit: &Permit, index: u32, pages: u32, label: Label, text: &str, last: bool) -> Step {
-    let read = |page| PageRead { page: PageId(page), generation: Generation(1), label };
+    let read = |page| PageRead { page: PageId(page), generation: Generation(1), label, shared: false };
     let finish = last.then_some(FinishReason::Stop);
     let sealer = SealKey::from_bytes([1; 32]).sealer(Layer::Text, Binding::of(permit, ConnectionId(1)));
     Step {

@@ -1,7 +1,7 @@
 //! What a reader is told of its pages.
 
-use super::{Capability, Ledger, PAGE_TOKENS, PageState, Record, TraceError, UseError};
-use policies_domain::{Label, Owner, PageRead, SequenceId};
+use super::{Capability, Ledger, PAGE_TOKENS, PageLabel, PageState, Record, TraceError, UseError};
+use policies_domain::{Label, Owner, PageId, PageRead, SequenceId};
 
 impl Ledger {
     /// What a block table reads from its `first`-th entry on, as the ledger knows it at this moment, whatever the table's maker
@@ -27,7 +27,7 @@ impl Ledger {
             if wanted > fill {
                 return Err(TraceError::NotWritten { page, fill, wanted });
             }
-            into.push(PageRead { page, generation: label.generation, label: label.domain });
+            into.push(page_read(page, label));
         }
         Ok(())
     }
@@ -66,6 +66,11 @@ impl Ledger {
         if tokens > fill {
             return Err(UseError::NotWritten { page, fill, wanted: tokens });
         }
-        Ok(PageRead { page, generation: label.generation, label: label.domain })
+        Ok(page_read(page, label))
     }
+}
+
+fn page_read(page: PageId, label: PageLabel) -> PageRead {
+    let PageLabel { generation, domain, state, .. } = label;
+    PageRead { page, generation, label: domain, shared: state == PageState::Shared }
 }

@@ -180,12 +180,18 @@ struct ReadWord {
     generation: u32,
     #[n(2)]
     label: u32,
+    #[n(3)]
+    shared: bool,
 }
 
 impl TraceWord {
     pub(super) fn of(trace: &PageTrace) -> Self {
-        let read =
-            |read: &PageRead| ReadWord { page: read.page.0, generation: read.generation.0, label: read.label.bits() };
+        let read = |read: &PageRead| ReadWord {
+            page: read.page.0,
+            generation: read.generation.0,
+            label: read.label.bits(),
+            shared: read.shared,
+        };
         // The gate refuses whatever is more than there was.
         let kept = u32::try_from(trace.kept).unwrap_or(u32::MAX);
         Self { kept, reads: trace.pages.iter().map(read).collect() }
@@ -195,7 +201,8 @@ impl TraceWord {
     pub(super) fn trace(self, first_page: u32, pages: u32) -> Result<PageTrace, WordError> {
         let read = |read: ReadWord| {
             let label = Label::from_bits(read.label).ok_or(WordError::Field("label"))?;
-            Ok(PageRead { page: told(read.page, first_page, pages)?, generation: Generation(read.generation), label })
+            let (page, generation) = (told(read.page, first_page, pages)?, Generation(read.generation));
+            Ok(PageRead { page, generation, label, shared: read.shared })
         };
         let pages = self.reads.into_iter().map(read).collect::<Result<_, WordError>>()?;
         Ok(PageTrace { kept: self.kept as usize, pages })

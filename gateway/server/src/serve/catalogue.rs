@@ -108,7 +108,8 @@ impl Side {
         let step = |(index, epoch): (usize, &u64)| {
             let text = if index == 0 { String::new() } else { words[index - 1].clone() };
             let finish = (index == last).then_some(FinishReason::Stop);
-            let page = PageRead { page: PageId(3), generation: Generation(1), label: self.permit.label() };
+            let page =
+                PageRead { page: PageId(3), generation: Generation(1), label: self.permit.label(), shared: false };
             Step {
                 request: self.permit.request(),
                 index: index as u32,

@@ -226,7 +226,7 @@ fn a_worker_that_says_more_than_was_read_is_not_believed() {
     let own = sealer(label(3), request);
     let mut steps = enqueue(&inbox, CONTEXT, sequence, Sampling::default(), sealer(label(3), request)).unwrap();
     let step = |index: u32, page: u32| {
-        let read = PageRead { page: PageId(page), generation: Generation(7), label: label(2) };
+        let read = PageRead { page: PageId(page), generation: Generation(7), label: label(2), shared: false };
         let (trace, seal) = (PageTrace { kept: 2, pages: vec![read] }, own.seal(Epoch(4), index, b"x", None));
         let text = Completion::new("x".to_owned());
         let step = Step { request, index, trace, restarted: false, tokens: 1, text, finish: None, seal };

@@ -105,7 +105,7 @@ fn pages_come_whole_in_order_and_not_among_others() {
 
 #[test]
 fn a_worker_s_pages_are_told_by_numbers_of_their_own_and_it_has_no_others() {
-    let read = |page| PageRead { page: PageId(page), generation: Generation(7), label: label(2) };
+    let read = |page| PageRead { page: PageId(page), generation: Generation(7), label: label(2), shared: true };
     let said = |page| Said::Read {
         trace: PageTrace { kept: 3, pages: vec![read(page)] },
         prefill_us: 5,
@@ -166,7 +166,7 @@ fn a_message_goes_to_its_own_side_and_is_whole() {
 
 fn any_frames() -> Vec<Frame> {
     let abort = Message::Abort { route: route(), reason: AbortReason::Expired };
-    let read = PageRead { page: PageId(4), generation: Generation(7), label: label(2) };
+    let read = PageRead { page: PageId(4), generation: Generation(7), label: label(2), shared: true };
     let trace = PageTrace { kept: 2, pages: vec![read; 3] };
     [
         Parcel::Message { from: Party::Prefill, to: Party::Decode, message: abort },
