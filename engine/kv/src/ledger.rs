@@ -329,7 +329,8 @@ impl Ledger {
     }
 
     /// See [`LedgerFault::SharedPrefixes`].
-    pub(crate) fn shares_prefixes(&self) -> bool {
+    #[must_use]
+    pub fn shares_prefixes(&self) -> bool {
         self.planted(LedgerFault::SharedPrefixes)
     }
 

@@ -27,7 +27,7 @@ impl Ledger {
             if wanted > fill {
                 return Err(TraceError::NotWritten { page, fill, wanted });
             }
-            into.push(page_read(page, label));
+            into.push(page_read(page, *label));
         }
         Ok(())
     }
