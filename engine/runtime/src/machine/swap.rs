@@ -189,5 +189,6 @@ impl<C: Compute> Machine<C> {
     }
 }
 
-#[cfg(all(test, feature = "fault-injection"))]
+#[cfg(test)]
+#[cfg(feature = "fault-injection")]
 mod tests;
