@@ -1,6 +1,6 @@
 //! Who appears in a run, and how a token says who wrote it.
 
-use engine_scheduler::{Tenancy, TenantTerms};
+use engine_runtime::{Tenancy, TenantTerms};
 use policies_domain::{Label, RequestId, TenantId};
 
 /// A page, and less than a chunk: every chunk ends with a token of its own request, which says whose row it is.
