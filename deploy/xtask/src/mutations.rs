@@ -171,8 +171,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "gate: a life that is over is not read again",
         file: "audit/provenance/src/gate.rs",
-        find: "None => self.ended.get(&read.page).copied().filter(|ended| read.generation < *ended),",
-        replace: "None => None,",
+        find: "None => self.ended.get(&read.page).copied().filter(|ended| match read.shared {",
+        replace: "None => None::<Generation>.filter(|ended| match read.shared {",
         packages: &["audit-provenance"],
         tests: "test(a_restarted_sequence_reads_lives_that_are_no_older_than_before)",
     },
