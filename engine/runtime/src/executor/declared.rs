@@ -12,7 +12,7 @@ const CACHED: EngineConfig = EngineConfig { prefix_cache: true, swap_mib: 1, pag
 const DECLARED: u32 = 32;
 
 enum Rig {
-    Whole(StepExecutor<Tracer>),
+    Whole(Box<StepExecutor<Tracer>>),
     Split(Box<SplitExecutor<Tracer>>),
 }
 
@@ -31,7 +31,7 @@ impl Rig {
         let tracer = || Tracer::new(config.pages);
         let split = |of_prefill| SplitExecutor::new(tracer(), of_prefill, config, [1; 32]).for_tenants(&tenancy);
         [
-            Self::Whole(StepExecutor::new(tracer(), config, [1; 32]).for_tenants(&tenancy)),
+            Self::Whole(Box::new(StepExecutor::new(tracer(), config, [1; 32]).for_tenants(&tenancy))),
             Self::Split(Box::new(split(None))),
             Self::Split(Box::new(split(Some(tracer())))),
         ]

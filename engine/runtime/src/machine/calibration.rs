@@ -74,7 +74,8 @@ fn run(compute: &mut impl Compute, rows: &[Row], tokens: &[u32]) -> Option<f64> 
     (0..spans.len()).all(|span| compute.fault(span).is_none()).then(|| started.elapsed().as_secs_f64() * 1e6)
 }
 
-#[cfg(all(test, feature = "fault-injection"))]
+#[cfg(test)]
+#[cfg(feature = "fault-injection")]
 mod tests {
     use super::*;
     use crate::compute::tracer::Tracer;

@@ -101,5 +101,6 @@ impl<C: Compute> Machine<C> {
     }
 }
 
-#[cfg(all(test, feature = "fault-injection"))]
+#[cfg(test)]
+#[cfg(feature = "fault-injection")]
 mod tests;

@@ -524,7 +524,8 @@ fn first_trace(machine: &mut Machine<impl Compute>, request: &mut Running) -> Re
     Ok(machine.told(table.tell()))
 }
 
-#[cfg(all(test, feature = "fault-injection"))]
+#[cfg(test)]
+#[cfg(feature = "fault-injection")]
 mod tests {
     use super::*;
     use crate::compute::tracer::Tracer;
