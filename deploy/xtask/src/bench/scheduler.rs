@@ -98,7 +98,9 @@ pub(super) fn run(root: &Path, options: &Options<'_>) -> Result<()> {
         let mut command = Command::new("python3");
         command.arg(root.join("tests/clients/contended.py")).arg(&bulkhead).arg(server).arg(&model);
         merge(&mut result, &answer(command.args([&repetitions, &over_loopback]))?);
-        result["served"]["peer"] = json!(peers::LLAMA_CPP);
+        if result["served"].is_object() {
+            result["served"]["peer"] = json!(peers::LLAMA_CPP);
+        }
     }
     result["floors"] = floors(&result);
     result["load_average_after"] = handoff::load_average();
