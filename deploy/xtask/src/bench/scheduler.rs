@@ -92,6 +92,8 @@ pub(super) fn run(root: &Path, options: &Options<'_>) -> Result<()> {
         command.args(["bench", "scheduler", "--parts", &in_process]).arg("--model").arg(&model);
         command.args(["--repetitions", &options.repetitions.to_string(), "--seconds", &options.seconds.to_string()]);
         merge(&mut result, &answer(&mut command)?);
+        // What follows may fail: this stays.
+        write(root, &mut result)?;
     }
     if let Some(server) = server {
         let repetitions = options.repetitions.min(OVER_LOOPBACK_REPETITIONS_MAX).to_string();
@@ -102,11 +104,17 @@ pub(super) fn run(root: &Path, options: &Options<'_>) -> Result<()> {
             result["served"]["peer"] = json!(peers::LLAMA_CPP);
         }
     }
-    result["floors"] = floors(&result);
-    result["load_average_after"] = handoff::load_average();
+    write(root, &mut result)?;
     println!("{}", if options.json { result.to_string() } else { floors_text(&result) });
+    Ok(())
+}
+
+/// Keeps what was measured, with what of the wanted is met.
+fn write(root: &Path, result: &mut Json) -> Result<()> {
+    result["floors"] = floors(result);
+    result["load_average_after"] = handoff::load_average();
     let file = result_file(root, FILE);
-    std::fs::write(&file, serde_json::to_string_pretty(&result)? + "\n")
+    std::fs::write(&file, serde_json::to_string_pretty(result)? + "\n")
         .with_context(|| format!("cannot write {}", file.display()))
 }
 
