@@ -63,7 +63,7 @@ pub(crate) enum Bench {
         #[arg(long)]
         json: bool,
         /// Counted repetitions of each measurement
-        #[arg(long, default_value_t = 5)]
+        #[arg(long, default_value_t = 4)]
         repetitions: u16,
         /// How long one side of a measurement over time takes
         #[arg(long, default_value_t = 20)]

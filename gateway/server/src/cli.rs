@@ -203,7 +203,7 @@ enum BenchCommand {
         #[arg(long, value_parser = clap::value_parser!(u16).range(1..=EngineConfig::LARGEST.threads as i64))]
         threads: Option<u16>,
         /// Counted repetitions of each measurement
-        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+        #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
         repetitions: u16,
         /// How long one side of a measurement over time takes
         #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=3600))]
