@@ -1,6 +1,6 @@
 //! Many at once, nobody at all, and what it costs in memory.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use e2e::{Demo, Event, chat, model_path};
 use std::io::Write;
 use std::net::TcpStream;
@@ -94,8 +94,22 @@ fn eighty_clients_that_do_not_read_keep_nobody_waiting() -> Result<()> {
     while !metrics()?.contains("engine_sequences_running 0") {
         std::thread::sleep(Duration::from_millis(20));
     }
-    ensure!(metrics()?.contains("kv_pages_free 4096"), "pages were not given back");
-    Ok(())
+    // Scrubbing takes a moment. What tenants have asked before is kept for them.
+    let given_back =
+        || Ok::<_, anyhow::Error>(gauge(&metrics()?, "kv_pages_free") + gauge(&metrics()?, "kv_pages_shared"));
+    for _ in 0..250 {
+        if given_back()? == 4096 {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    bail!("pages were not given back: {}", given_back()?)
+}
+
+/// The value of a metric without labels; 0 when it is not there.
+fn gauge(metrics: &str, name: &str) -> u64 {
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.and_then(|value| value.parse().ok()).unwrap_or(0)
 }
 
 fn prompts_of(i: usize) -> String {

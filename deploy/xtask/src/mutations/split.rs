@@ -25,8 +25,8 @@ pub(super) const SPLIT: &[Mutation] = &[
     Mutation {
         name: "split: the ledger is asked whether pages still live the life that was sealed",
         file: "engine/runtime/src/split.rs",
-        find: "(label.state == state && label.generation == held.generation).then_some(label.generation)",
-        replace: "(label.state != state || label.state == state).then_some(held.generation)",
+        find: "((label.state == state || shared) && label.generation == held.generation).then_some(label.generation)",
+        replace: "(label.state != state || !shared || shared).then_some(held.generation)",
         packages: PACKAGES,
         tests: "test(source_pages_that_are_freed_early_are_not_handed_over)",
     },
