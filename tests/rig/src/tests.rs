@@ -15,9 +15,16 @@ fn twenty_thousand_random_traces_are_as_they_must_be() {
             panic!("seed {seed}\n{script}");
         }
     }
+}
+
+#[test]
+fn random_traces_do_something() {
     let setup = Setup::small();
-    let found = |seed| fuzzer::run(&setup, &fuzzer::acts(seed, 300));
-    assert!((0..20).map(found).all(|found| found.responses > 5 && found.gave_way > 2), "they do something");
+    let found: Vec<Findings> = (0..20).map(|seed| fuzzer::run(&setup, &fuzzer::acts(seed, 300))).collect();
+    assert!(found.iter().all(|found| found.responses > 5), "{found:?}");
+    // A cache gives its pages before a request does.
+    let gave_way = found.iter().filter(|found| found.gave_way > 0).count();
+    assert!(gave_way > 15, "{gave_way}: {found:?}");
 }
 
 #[test]
