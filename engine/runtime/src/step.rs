@@ -35,6 +35,8 @@ use std::time::{Duration, Instant};
 pub(crate) const PAGES_KEPT: usize = 64;
 /// How often a group that cannot go on looks at who has waited for too long.
 const LOOK: Duration = Duration::from_millis(250);
+/// The part of a step's time that is planned for: a pass may take longer than was predicted.
+const STEP_AIM: f64 = 0.8;
 /// A request that waited for this long lets nobody pass any more.
 const AGE_BOUND: Duration = Duration::from_secs(2);
 
@@ -249,7 +251,7 @@ impl Stepper {
         let decodes =
             self.running.iter().filter(|request| request.decodes() && request.is_here() && request.has_room());
         let rows = decodes.map(|request| Row { tokens: 1, depth: request.computed });
-        self.target().as_secs_f64() * 1e6 - self.scheduler.costs().predict_us(Pass::Decode, rows)
+        self.target().as_secs_f64() * 1e6 * STEP_AIM - self.scheduler.costs().predict_us(Pass::Decode, rows)
     }
 
     /// Whether steps may be made for this tenant now.

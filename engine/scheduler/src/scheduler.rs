@@ -20,9 +20,11 @@ pub type Key = u64;
 const TENANTS_LOOKED_AT: usize = 16;
 /// Of one tenant, requests that are looked at for one decision.
 const REQUESTS_LOOKED_AT: usize = 4;
-/// Tokens of a chunk, at least: below it a pass reads the weights for too little. Also the widest tile of the kernels, with
-/// what is left of a prompt as the only exception.
+/// Tokens of a chunk, at least, with what is left of a prompt as an exception: below it a pass reads the weights for too little.
 const CHUNK_TOKENS_MIN: usize = 32;
+/// The chunk that a step makes however little time it has takes this many microseconds at most, if it need not be fewer than
+/// [`CHUNK_STEP`] tokens for that: half of the usual target. Deep in a long prompt, on a slow machine, 32 tokens take longer.
+const CHUNK_US_MAX: f64 = 40_000.0;
 /// Chunks that are not a prompt's last are multiples of this: rows that a kernel takes at once.
 const CHUNK_STEP: usize = 8;
 /// Tokens of an answer that a request pays for when it is admitted. What it really costs is settled as it comes.
@@ -264,7 +266,9 @@ impl Scheduler {
                 self.holders.range((of, 0, Label::PUBLIC)..=(of, u64::MAX, Label::NOBODY)).next_back()?;
             let theirs = self.slots_of(*holder) as u64;
             let gives = if of == class {
-                (theirs.saturating_sub(1)) * weight >= (own + 1) * self.shares.weight(*holder)
+                // Giving way costs something: whoever has some waits for what ends, unless the other one keeps more.
+                let kept = own + if own == 0 { 1 } else { 2 };
+                theirs.saturating_sub(1) * weight >= kept * self.shares.weight(*holder)
             } else {
                 (of > class || below_floor) && self.slots_taken[of as usize] > floor
             };
@@ -325,7 +329,8 @@ impl Scheduler {
             for (key, row) in rows.take(left_tokens / CHUNK_STEP + 1) {
                 can_go_on = true;
                 let within = self.costs.tokens_within(own_us, row.depth).min(own_tokens);
-                let Some(tokens) = chunk_tokens(row.tokens, within, into.len() == begin, left_tokens) else { break };
+                let first = (into.len() == begin).then(|| self.least(row.depth));
+                let Some(tokens) = chunk_tokens(row.tokens, within, first, left_tokens) else { break };
                 let took_us =
                     self.costs.predict_us(Pass::Prefill, [Row { tokens, ..row }]) - self.costs.prefill_fixed_us();
                 into.push(Chunk { key, tokens });
@@ -344,6 +349,11 @@ impl Scheduler {
             }
         }
         self.top_up(left_us, left_tokens, rest, &mut into[begin..]);
+    }
+
+    /// Tokens, after `depth` others of a prompt, of the chunk that a step makes in any case.
+    fn least(&self, depth: usize) -> usize {
+        self.costs.tokens_within(CHUNK_US_MAX, depth).clamp(CHUNK_STEP, CHUNK_TOKENS_MIN)
     }
 
     /// What is left when everybody had a part goes to whoever can use it, in the same order.
@@ -458,15 +468,15 @@ impl Scheduler {
 }
 
 /// Of `rest` tokens of a prompt, how many are computed when there is time for `within`: not too few, unless it is the end of the
-/// prompt. The first chunk of a step goes on whatever there is time for. `None`: there is no time left.
-fn chunk_tokens(rest: usize, within: usize, first: bool, tokens_max: usize) -> Option<usize> {
-    let least = CHUNK_TOKENS_MIN.min(tokens_max);
-    let tokens = if first { within.max(least) } else { within }.min(rest).min(tokens_max);
+/// prompt. The first chunk of a step has so many whatever there is time for. `None`: there is no time left.
+fn chunk_tokens(rest: usize, within: usize, first: Option<usize>, tokens_max: usize) -> Option<usize> {
+    let least = first.unwrap_or(CHUNK_TOKENS_MIN).min(tokens_max);
+    let tokens = if first.is_some() { within.max(least) } else { within }.min(rest).min(tokens_max);
     let whole = tokens / CHUNK_STEP * CHUNK_STEP;
     let chunk = match tokens {
         _ if tokens == rest => tokens,
         _ if whole >= least => whole,
-        _ if first => tokens,
+        _ if first.is_some() => tokens,
         _ => 0,
     };
     Some(chunk).filter(|tokens| *tokens > 0)

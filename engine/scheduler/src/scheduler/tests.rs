@@ -141,9 +141,7 @@ fn whoever_has_more_slots_than_its_share_gives_one_up() {
         scheduler.arrive(Duration::ZERO, victim, restarted);
         scheduler.admit(10 + turn);
     }
-    assert!(scheduler.victim_for_slot(label(3)).is_some());
-    scheduler.admit(14);
-    assert_eq!(scheduler.victim_for_slot(label(3)), None, "each has five or six");
+    assert_eq!(scheduler.victim_for_slot(label(3)), None, "what ends makes up for the rest");
     // Three times the weight: three times the slots.
     assert!(scheduler.victim_for_slot(label(2)).is_some());
 }
@@ -220,6 +218,7 @@ fn prompts_get_what_a_step_has_left_and_nobody_more_than_half_while_others_wait(
     assert_eq!(plan(&scheduler, 16_500.0, short), [(3, 120), (1, 20), (2, 20)]);
     assert_eq!(plan(&scheduler, 0.0, rest), [(3, 32)], "somebody always goes on");
     assert_eq!(plan(&scheduler, -1e9, rest), [(3, 32)]);
+
     assert_eq!(plan(&scheduler, 1e9, rest), [(3, 128), (1, 128)], "a step takes 256 tokens at most");
     let stalled = |key| (key == 2).then_some(Row { tokens: 1000, depth: 0 });
     assert_eq!(plan(&scheduler, 1e9, stalled), [(2, 256)], "half is for who can use it");
@@ -300,14 +299,24 @@ fn an_exclusive_tenant_s_prompt_shares_no_pass() {
 
 #[test]
 fn a_chunk_is_a_whole_number_of_steps_or_the_end_of_a_prompt() {
-    assert_eq!(chunk_tokens(100, 45, true, 256), Some(40));
-    assert_eq!(chunk_tokens(44, 45, true, 256), Some(44));
-    assert_eq!(chunk_tokens(100, 5, true, 256), Some(32));
-    assert_eq!(chunk_tokens(100, 5, false, 256), None);
-    assert_eq!(chunk_tokens(4, 5, false, 256), Some(4));
-    assert_eq!(chunk_tokens(100, 500, true, 20), Some(20));
-    assert_eq!(chunk_tokens(100, 500, false, 3), None);
-    assert_eq!(chunk_tokens(100, 500, true, 3), Some(3));
+    let first = Some(32);
+    assert_eq!(chunk_tokens(100, 45, first, 256), Some(40));
+    assert_eq!(chunk_tokens(44, 45, first, 256), Some(44));
+    assert_eq!(chunk_tokens(100, 5, first, 256), Some(32));
+    assert_eq!(chunk_tokens(100, 5, Some(8), 256), Some(8));
+    assert_eq!(chunk_tokens(100, 5, None, 256), None);
+    assert_eq!(chunk_tokens(4, 5, None, 256), Some(4));
+    assert_eq!(chunk_tokens(100, 500, first, 20), Some(20));
+    assert_eq!(chunk_tokens(100, 500, None, 3), None);
+    assert_eq!(chunk_tokens(100, 500, first, 3), Some(3));
+}
+
+#[test]
+fn the_chunk_that_a_step_makes_in_any_case_is_short_where_tokens_are_dear() {
+    let costs = Costs { token_us: 1000.0, depth_us: 1.0, ..COSTS };
+    let mut scheduler = scheduler(&[]);
+    *scheduler.costs_mut() = CostModel::new(costs);
+    assert_eq!([0, 500, 2_000, 100_000].map(|depth| scheduler.least(depth)), [32, 26, 13, 8]);
 }
 
 #[test]
