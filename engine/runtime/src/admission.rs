@@ -78,7 +78,7 @@ impl Stepper {
 
     /// What was computed meanwhile may be the beginning of a prompt that waits: a few of them are looked up at a time.
     fn look_again(&mut self, machine: &Machine<impl Compute>) {
-        let waiting = self.waiting.len();
+        let waiting = if machine.cache.is_some() { self.waiting.len() } else { 0 };
         for _ in 0..waiting.min(LOOKED_UP_AT_ONCE) {
             self.looked_up = (self.looked_up + 1) % waiting;
             let request = &self.waiting[self.looked_up];
@@ -89,11 +89,9 @@ impl Stepper {
     /// Whoever waited for too long for its first slot is told so.
     fn expire(&mut self) {
         let wait_max = Duration::from_millis(self.config.queue_wait_max_ms as u64);
-        let (load, now) = (self.load(|_| true), self.now);
-        for request in &self.waiting {
-            if request.restarts == 0 && now.saturating_sub(request.came) > wait_max {
-                request.deliver_error(StepError::Expired { retry_after_ms: load.retry_after_ms(0) });
-            }
+        let expired = |request: &&Running| request.restarts == 0 && self.now.saturating_sub(request.came) > wait_max;
+        for request in self.waiting.iter().filter(expired) {
+            request.deliver_error(StepError::Expired { retry_after_ms: self.load().retry_after_ms(0) });
         }
     }
 
@@ -114,16 +112,8 @@ impl Stepper {
     fn claim(&self, machine: &Machine<impl Compute>, request: &Running) -> Option<Vec<Reclaim>> {
         // What its own cache has of it comes with it, and no room is needed for that.
         let needed = pages_to_begin(request) - cached_pages(machine, request);
-        let (mut free, mut promised) = (machine.pool.counts().free, 0);
-        for other in &self.running {
-            if other.has_room() {
-                // What those who stay still need for their prompts is promised to them, and one more page each.
-                promised += pages_to_begin(other).saturating_sub(other.pages()) + 1;
-            } else {
-                free += other.pages_to_give();
-            }
-        }
-        let missing = (needed + promised).saturating_sub(free);
+        let stalled = self.running.iter().filter(|other| !other.has_room()).map(Running::pages_to_give).sum::<usize>();
+        let missing = (needed + self.promised(Running::has_room)).saturating_sub(machine.pool.counts().free + stalled);
         let pages_of = |key| self.running.iter().find(|other| other.arrival == key).map_or(0, Running::pages_to_give);
         self.scheduler.claim(request.label, needed, missing, pages_of)
     }
@@ -159,9 +149,14 @@ impl Stepper {
 
     /// Nobody has to give a page for it.
     fn has_pages_for(&self, machine: &Machine<impl Compute>, request: &Running) -> bool {
+        let needed = pages_to_begin(request) - cached_pages(machine, request);
+        needed + self.promised(|_| true) <= machine.pool.counts().free
+    }
+
+    /// What those who stay still need for their prompts is promised to them, and one more page each.
+    fn promised(&self, stays: impl Fn(&Running) -> bool) -> usize {
         let promised = |other: &Running| pages_to_begin(other).saturating_sub(other.pages()) + 1;
-        let promised: usize = self.running.iter().map(promised).sum();
-        pages_to_begin(request) - cached_pages(machine, request) + promised <= machine.pool.counts().free
+        self.running.iter().filter(|other| stays(other)).map(promised).sum()
     }
 
     fn reclaim(&mut self, machine: &mut Machine<impl Compute>, reclaim: Reclaim) {
@@ -291,10 +286,10 @@ impl Stepper {
         }
     }
 
-    /// Requests that are inside, and that `counts` says yes to.
-    fn load(&self, counts: impl Fn(&Running) -> bool) -> Load {
-        let running = self.running.iter().filter(|request| counts(request)).map(|request| self.load_of(request, 1));
-        let waiting = self.waiting.iter().filter(|request| counts(request)).map(|request| self.load_of(request, 0));
+    /// Requests that are inside.
+    fn load(&self) -> Load {
+        let running = self.running.iter().map(|request| self.load_of(request, 1));
+        let waiting = self.waiting.iter().map(|request| self.load_of(request, 0));
         running.chain(waiting).fold(Load::default(), Load::and)
     }
 

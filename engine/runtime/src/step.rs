@@ -209,6 +209,8 @@ impl Stepper {
         // Scrubbing takes a while: as much of it as possible happens before the queue is locked.
         self.forget_the_cancelled(machine);
         let inbox = self.inbox.clone();
+        // A pause counts from now, not from the step before: periods of exclusive tenants do not move with what steps take.
+        self.now = started.elapsed();
         inbox.wait_until(self.pause(), |queue| {
             self.now = started.elapsed();
             self.look(machine, queue)
@@ -255,7 +257,7 @@ impl Stepper {
     }
 
     /// Whether steps may be made for this tenant now.
-    fn is_due(&self, tenant: Label) -> bool {
+    pub(crate) fn is_due(&self, tenant: Label) -> bool {
         !self.keeps_periods || !self.scheduler.tenancy().of(tenant).exclusive || self.periods.is_due(tenant, self.now)
     }
 

@@ -154,7 +154,9 @@ impl Scheduler {
         if self.config.tenancy.is_first_come() {
             return;
         }
-        let Some(request) = self.requests.get_mut(&key).filter(|request| !request.has_slot) else { return };
+        let waits_otherwise =
+            |request: &&mut Request| !request.has_slot && request.arrival.cached_tokens != cached_tokens;
+        let Some(request) = self.requests.get_mut(&key).filter(waits_otherwise) else { return };
         let before = std::mem::replace(&mut request.arrival.cached_tokens, cached_tokens);
         if let Some(queues) = self.queues.get_mut(&request.arrival.tenant) {
             queues.wait_no_more(key, before);

@@ -34,7 +34,11 @@ impl<C: Compute> Pair<C> {
         let inbox = self.decode.stepper.inbox.clone();
         loop {
             self.decode.stepper.forget_the_cancelled(&mut self.machine);
-            let pause = self.decode.awaits().then_some(TICK).into_iter().chain(self.decode.stepper.pause()).min();
+            // Pauses count from now, not from the step before.
+            (self.decode.stepper.now, self.prefill.stepper.now) = (started.elapsed(), started.elapsed());
+            let pauses =
+                [self.decode.awaits().then_some(TICK), self.decode.stepper.pause(), self.prefill.stepper.pause()];
+            let pause = pauses.into_iter().flatten().min();
             if !inbox.wait_until(pause, |queue| self.look(started.elapsed(), queue)) {
                 break;
             }
@@ -46,6 +50,7 @@ impl<C: Compute> Pair<C> {
     /// Admits whoever may have a slot. `false`: nobody can go on.
     pub(crate) fn look(&mut self, now: Duration, queue: &mut Queue) -> bool {
         let found = self.decode.look(&mut self.machine, now, queue);
+        self.prefill.stepper.now = now;
         let of_prefill = self.of_prefill.as_ref().unwrap_or(&self.machine);
         found || self.prefill.has_work(of_prefill) || !self.decode.outbox.is_empty() || !self.prefill.outbox.is_empty()
     }

@@ -99,7 +99,9 @@ impl PrefillGroup {
 
     /// Somebody's prompt can be computed now, or can never be.
     pub(crate) fn has_work(&self, machine: &Machine<impl Compute>) -> bool {
-        !self.stepper.running.is_empty() || self.waiting.iter().any(|request| self.may_begin(machine, request))
+        // Whoever is exclusive and waits for its period is no work: it would be waited for by turning round and round.
+        self.stepper.running.iter().any(|request| self.stepper.is_due(request.label))
+            || self.waiting.iter().any(|request| self.may_begin(machine, request))
     }
 
     /// Takes in what the decode group sent.

@@ -28,6 +28,7 @@ impl Between {
         let mut ticked = Duration::ZERO;
         loop {
             group.stepper.forget_the_cancelled(&mut machine);
+            group.stepper.now = self.started.elapsed();
             let pause = group.awaits().then_some(TICK).into_iter().chain(group.stepper.pause()).min();
             let found = self.inbox.wait_until(pause, |queue| {
                 let found = group.look(&mut machine, self.started.elapsed(), queue);
@@ -59,7 +60,9 @@ impl Between {
         machine.compute.tie_caller();
         let mut ticked = Duration::ZERO;
         while !self.inbox.is_stopped() {
-            let pause = if group.has_work(machine) { Duration::ZERO } else { TICK };
+            group.stepper.now = self.started.elapsed();
+            let idle = group.stepper.pause().map_or(TICK, |pause| pause.min(TICK));
+            let pause = if group.has_work(machine) { Duration::ZERO } else { idle };
             let parcels = self.to_prefill.wait(pause);
             let now = self.started.elapsed();
             for parcel in parcels {
