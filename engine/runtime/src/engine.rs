@@ -17,7 +17,7 @@ use engine_handoff::Incarnation;
 use engine_kernels::{KvKind, KvShape, KvStore};
 use engine_kv::{PAGE_TOKENS, PageCounts, PageFormat, PagePool};
 use engine_model::Model;
-use engine_scheduler::{Bounds, Full, Tenancy};
+use engine_scheduler::{Bounds, CostModel, Full, Tenancy};
 use policies_domain::{Epoch, Permit, Sealer};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -145,12 +145,12 @@ pub struct EngineStats {
     pub tokens_decoded_total: u64,
     /// Tokens that were guessed and computed since the start.
     pub tokens_guessed_total: u64,
+    /// Of these, the tokens that were what the sampler said then: each saved a step.
+    pub tokens_accepted_total: u64,
     /// Requests that gave their pages up to others since the start.
     pub preemptions_total: u64,
     /// Of these, requests whose pages were kept outside of the pool and came back.
     pub swapped_in_total: u64,
-    /// Of these, the tokens that were what the sampler said then: each saved a step.
-    pub tokens_accepted_total: u64,
     /// Time since the start that went into digests of pages which were handed over, on both ends together.
     pub handoff_verified: Duration,
 }
@@ -299,7 +299,9 @@ impl Engine {
                     of_prefill.keep_prefixes(random()?, fingerprint);
                     public.declare(&mut of_prefill, &config)?;
                 }
-                let (decode, prefill) = groups(terms(&of_decode.compute)?)?;
+                let (decode, mut prefill) = groups(terms(&of_decode.compute)?)?;
+                // Each group has a team of its own, and passes cost there what they cost there.
+                *prefill.stepper.scheduler.costs_mut() = CostModel::new(of_prefill.costs);
                 let between = Between::new(inbox.clone());
                 let ends = between.clone();
                 threads.start("engine-decode", move || between.run_decode(decode, of_decode))?;
