@@ -154,10 +154,10 @@ impl BlockTable {
         self.full.len() + self.filling.len()
     }
 
-    /// Those of them that are everybody's: they stay when the table goes. A sequence begins with them.
+    /// Those of them that others may hold as well, a cache for one: they need not come free when the table goes.
     #[must_use]
-    pub fn pages_of_everybody(&self) -> usize {
-        self.full.iter().take_while(|page| page.label() == Label::PUBLIC).count()
+    pub fn pages_shared(&self) -> usize {
+        self.full.iter().filter(|page| matches!(page, FullPage::Shared(_))).count()
     }
 
     /// Makes room for `tokens` tokens in all; each new page is shown to `assign` before anyone can write to it.

@@ -14,6 +14,7 @@ use crate::step::{Role, Stepper};
 use crate::steps::StepError;
 use engine_kv::PAGE_TOKENS;
 use engine_scheduler::{Arrival, Fit, Key, Load, Reclaim};
+use policies_domain::Label;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -49,7 +50,9 @@ impl Stepper {
             self.note_pages(machine);
         }
         while let Some(key) = self.scheduler.next(self.now, |key| self.fit(machine, key)) {
-            self.make_place(machine, key);
+            if !self.make_place(machine, key) {
+                break;
+            }
             self.give_slot(machine, key);
             self.note_pages(machine);
         }
@@ -115,14 +118,17 @@ impl Stepper {
         let stalled = self.running.iter().filter(|other| !other.has_room()).map(Running::pages_to_give).sum::<usize>();
         let missing = (needed + self.promised(Running::has_room)).saturating_sub(machine.pool.counts().free + stalled);
         let pages_of = |key| self.running.iter().find(|other| other.arrival == key).map_or(0, Running::pages_to_give);
-        self.scheduler.claim(request.label, needed, missing, pages_of)
+        let everybodys = machine.cached_tokens(Label::PUBLIC, &request.tokens) / PAGE_TOKENS;
+        let kept = cached_pages(machine, request).saturating_sub(everybodys);
+        self.scheduler.claim(request.label, needed, missing, kept, pages_of)
     }
 
-    /// Takes a slot and pages for a request that fits from whoever has to give them.
-    fn make_place(&mut self, machine: &mut Machine<impl Compute>, key: Key) {
+    /// Takes a slot and pages for a request that fits from whoever has to give them. `false`: what they gave was not enough, and
+    /// the request waits. It would only give way again.
+    fn make_place(&mut self, machine: &mut Machine<impl Compute>, key: Key) -> bool {
         let Some(label) = self.waiting.iter().find(|request| request.arrival == key).map(|request| request.label)
         else {
-            return;
+            return false;
         };
         while let Some(stalled) = self.running.iter().rposition(|request| !request.has_room()) {
             let waiting = self.waiting.iter().find(|request| request.arrival == key);
@@ -139,12 +145,15 @@ impl Stepper {
             self.preempt(machine, index);
         }
         self.note_pages(machine);
-        let Some(request) = self.waiting.iter().find(|request| request.arrival == key) else { return };
-        // What it will find in its cache is not to go for it.
-        let _pinned = machine.pin(request.label, &request.tokens);
-        for reclaim in self.claim(machine, request).unwrap_or_default() {
+        let Some(request) = self.waiting.iter().find(|request| request.arrival == key) else { return false };
+        let plan = self.claim(machine, request).unwrap_or_default();
+        // What it will find in its cache is not to go for it. Whoever comes back with pages of its own looks for none there.
+        let _pinned = if request.swapped.is_none() { machine.pin(request.label, &request.tokens) } else { None };
+        for reclaim in plan {
             self.reclaim(machine, reclaim);
         }
+        let waiting = self.waiting.iter().find(|request| request.arrival == key);
+        self.running.is_empty() || waiting.is_some_and(|request| self.has_pages_for(machine, request))
     }
 
     /// Nobody has to give a page for it.

@@ -216,9 +216,9 @@ impl Running {
         }
     }
 
-    /// Of these, what others can have when it gives way.
+    /// Of these, what comes free when it gives way: what others hold as well, its tenant's cache among them, does not.
     pub(crate) fn pages_to_give(&self) -> usize {
-        self.pages() - self.block_table.as_ref().map_or(0, BlockTable::pages_of_everybody)
+        self.pages() - self.block_table.as_ref().map_or(0, BlockTable::pages_shared)
     }
 
     /// It gets pages, of which it has read nothing. Those that its tenant's cache had are computed already. When a step was

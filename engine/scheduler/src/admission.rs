@@ -36,8 +36,10 @@ impl Load {
     /// whoever was `refused` after others, so that they do not meet again.
     #[must_use]
     pub fn retry_after_ms(self, refused: u32) -> u64 {
-        let each_ms = self.work_ns / 1_000_000 / self.requests().max(1) as u64;
-        each_ms.saturating_mul(u64::from(refused) + 1).clamp(RETRY_AFTER_MS_MIN, RETRY_AFTER_MS_MAX)
+        let requests = self.requests().max(1) as u64;
+        let each_ms = self.work_ns / 1_000_000 / requests;
+        // When all of them have ended, there is a place for anybody.
+        each_ms.saturating_mul((u64::from(refused) + 1).min(requests)).clamp(RETRY_AFTER_MS_MIN, RETRY_AFTER_MS_MAX)
     }
 
     /// Together with other requests.
@@ -134,7 +136,8 @@ mod tests {
     fn whoever_is_refused_later_comes_back_later_and_within_a_minute() {
         let after = |refused| load(4, 6, 20).retry_after_ms(refused);
         assert_eq!([after(0), after(1), after(4)], [2_000, 4_000, 10_000]);
-        assert_eq!(after(u32::MAX), RETRY_AFTER_MS_MAX);
+        assert_eq!(after(u32::MAX), 20_000, "all of them have ended then");
+        assert_eq!(load(4, 6, 2_000).retry_after_ms(9), RETRY_AFTER_MS_MAX);
         assert_eq!(Load::default().retry_after_ms(0), RETRY_AFTER_MS_MIN);
     }
 }

@@ -386,3 +386,24 @@ proptest! {
         prop_assert_eq!(run.executor.pool().counts().quarantined, 0);
     }
 }
+
+/// Whoever gives way does so for somebody's step: nobody is let in to give way at once, again and again.
+#[test]
+fn a_pool_that_is_too_small_for_all_is_no_storm() {
+    for (pages, swap_mib) in [(16, 0), (16, 64), (20, 64), (24, 0), (24, 64), (32, 64)] {
+        let config = EngineConfig { pages, swap_mib, ..CACHING };
+        let mut run = Run::on(Tracer::new(pages), config);
+        for number in 0..8 {
+            // Some begin alike, so that pages are shared; the answers outgrow the pool.
+            run.ask(1 + number % 2, prompt(1 + number % 3, 40 + 7 * number), 60 + 20 * (number as usize % 3));
+        }
+        run.finish();
+        for asked in &run.asked {
+            assert_eq!((asked.error, &asked.text), (None, &asked.expected));
+        }
+        let counters = &run.executor.stepper.counters;
+        let gave_way = counters.preempted.load(std::sync::atomic::Ordering::Relaxed);
+        assert!(gave_way <= 40, "{pages} pages, {swap_mib} MiB: {gave_way}");
+        run.is_clean();
+    }
+}

@@ -17,7 +17,7 @@ impl Scheduler {
     /// Who gives the `missing` pages of a request of `tenant` that needs `needed` in all. `None`: it waits, and nobody gives
     /// anything for nothing. `pages_of`: what a request with a slot would bring.
     ///
-    /// Its own cache comes first. Then whoever has most above its guarantee gives, its cache before its newest request, but no
+    /// Its own cache comes first, but for `kept` pages of it that the request itself begins with. Then whoever has most above its guarantee gives, its cache before its newest request, but no
     /// request as long as that leaves it less above its guarantee than the new one would have: else the two would take from
     /// each other by turns.
     #[must_use]
@@ -26,11 +26,12 @@ impl Scheduler {
         tenant: Label,
         needed: usize,
         missing: usize,
+        kept: usize,
         pages_of: impl Fn(Key) -> usize,
     ) -> Option<Vec<Reclaim>> {
         let mut plan = Vec::new();
         let mut missing = missing;
-        let own = self.pages.cached(tenant).min(missing);
+        let own = self.pages.cached(tenant).saturating_sub(kept).min(missing);
         if own > 0 {
             plan.push(Reclaim::Cache(tenant, own));
             missing -= own;

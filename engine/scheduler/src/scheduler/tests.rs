@@ -330,7 +330,7 @@ fn a_request_gets_pages_from_whoever_has_too_much_or_waits() {
     scheduler.note_pages(label(3), 30, 30);
     let pages_of = |_| 10;
     let claim =
-        |tenant, needed: usize, free| scheduler.claim(label(tenant), needed, needed.saturating_sub(free), pages_of);
+        |tenant, needed: usize, free| scheduler.claim(label(tenant), needed, needed.saturating_sub(free), 0, pages_of);
     assert_eq!(claim(1, 20, 20), Some(vec![]));
     // 34 above its guarantee of 26: its cache first, then its newest ones.
     let cache_and = |keys: &[Key]| {
@@ -343,6 +343,9 @@ fn a_request_gets_pages_from_whoever_has_too_much_or_waits() {
     assert_eq!(claim(1, 60, 0), None);
     assert_eq!(claim(3, 40, 10), Some(vec![Reclaim::Cache(label(3), 30)]), "one's own cache is nobody else's matter");
     assert_eq!(claim(2, 20, 0), None, "it has more than anybody");
+    let begins_with = |kept| scheduler.claim(label(3), 10, 10, kept, pages_of);
+    assert_eq!(begins_with(20), Some(vec![Reclaim::Cache(label(3), 10)]));
+    assert_ne!(begins_with(21), begins_with(20), "what it begins with does not go for it");
 }
 
 #[test]
@@ -352,7 +355,7 @@ fn nobody_gives_pages_to_who_would_have_more() {
     arrive(&mut scheduler, 2, [4]);
     admit_all(&mut scheduler, 10);
     scheduler.note_pages(label(1), 30, 0);
-    let claim = |needed| scheduler.claim(label(2), needed, needed, |_| 10);
+    let claim = |needed| scheduler.claim(label(2), needed, needed, 0, |_| 10);
     assert_eq!(claim(10), Some(vec![Reclaim::Request(3)]));
     assert_eq!(claim(20), None, "it would have twenty, and the other one ten");
 }

@@ -23,7 +23,7 @@ fn what_is_declared_is_found_by_every_tenant_and_by_nobody() {
     assert_eq!(machine.pages_of_everybody(), 4, "what both begin with is there once");
     assert_eq!((machine.cached(), machine.caching_tenants().count()), (0, 0), "and is nobody's to give away");
     let table = machine.begin_table(label(2), &longer);
-    assert_eq!((table.tokens(), table.pages_of_everybody()), (48, 3));
+    assert_eq!((table.tokens(), table.pages_shared()), (48, 3));
     drop(table);
     machine.reclaim();
     assert_eq!((machine.pool.counts().free, machine.pages_of_everybody()), (PAGES - 4, 4));
