@@ -213,7 +213,8 @@ impl KvStore {
         Ok(())
     }
 
-    /// Takes a page back: its bytes are overwritten with poison, padding included, and its tag becomes nobody's.
+    /// Takes a page back: its bytes are overwritten with poison, padding included, and its tag becomes nobody's. A page that is
+    /// nobody's was overwritten already, or never written: nothing is written without a tag.
     ///
     /// # Errors
     /// [`KvStoreError::PageOutside`].
@@ -221,6 +222,9 @@ impl KvStore {
         let pages = self.shape.pages;
         if page as usize >= pages {
             return Err(KvStoreError::PageOutside { page, pages });
+        }
+        if self.tags[page as usize] == 0 {
+            return Ok(());
         }
         // Overwritten first: at no moment is there a page with content and without an owner.
         self.poison(page);
@@ -430,6 +434,18 @@ mod tests {
         store.memory.bytes_mut()[start] = 7;
         assert!(store.slab(0, PageRef { tag: 8, ..PAGE }).is_none());
         assert!(store.slab(0, PAGE).is_none());
+    }
+
+    #[test]
+    fn a_page_that_was_nobody_s_is_not_touched_for_that() {
+        let mut store = KvStore::new(SHAPE).unwrap();
+        store.scrub(2).unwrap();
+        assert!(!store.poisoned[2] && store.is_scrubbed(2), "its memory was never asked for");
+        store.assign(PAGE).unwrap();
+        assert!(fill(&mut store, 0, PAGE, true));
+        store.scrub(2).unwrap();
+        store.scrub(2).unwrap();
+        assert!(store.poisoned[2] && store.is_scrubbed(2));
     }
 
     #[test]

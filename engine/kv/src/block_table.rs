@@ -21,6 +21,8 @@ pub struct BlockTable {
     full: Vec<FullPage>,
     /// Allocated, not full; the first is the one being written.
     filling: VecDeque<FillingPage>,
+    /// So many of its pages, the first ones, were shown to whoever keeps their bytes, and can be written to.
+    shown: usize,
 }
 
 /// A page on its way into a table.
@@ -84,7 +86,8 @@ impl BlockTable {
                 TablePage::Filling(page) => filling.push_back(page),
             }
         }
-        Self { pool, label, sequence, public: false, full, filling }
+        let shown = full.len() + filling.len();
+        Self { pool, label, sequence, public: false, full, filling, shown }
     }
 
     /// All pages that were written to, in order, the last one sealed as it is; the others go back.
@@ -160,20 +163,40 @@ impl BlockTable {
         self.full.iter().filter(|page| matches!(page, FullPage::Shared(_))).count()
     }
 
-    /// Makes room for `tokens` tokens in all; each new page is shown to `assign` before anyone can write to it.
+    /// Gets pages for `tokens` tokens in all, so that nobody else has them. There is room in them after [`BlockTable::grow`].
     ///
     /// # Errors
     /// [`AllocateError`]; pages allocated before it stay with the table.
-    pub fn grow(&mut self, tokens: usize, mut assign: impl FnMut(Capability)) -> Result<(), AllocateError> {
+    pub fn reserve(&mut self, tokens: usize) -> Result<(), AllocateError> {
         while self.pages() * PAGE_TOKENS < tokens {
             let page = match self.public {
                 true => self.pool.allocate_public(self.sequence)?,
                 false => self.pool.allocate(self.label, self.sequence)?,
             };
-            assign(page.capability());
             self.filling.push_back(page);
         }
         Ok(())
+    }
+
+    /// Makes room for `tokens` tokens in all; each page is shown to `assign` before anyone can write to it.
+    ///
+    /// # Errors
+    /// [`AllocateError`]; pages allocated before it stay with the table.
+    pub fn grow(&mut self, tokens: usize, mut assign: impl FnMut(Capability)) -> Result<(), AllocateError> {
+        let reserved = self.reserve(tokens);
+        let wanted = tokens.div_ceil(PAGE_TOKENS).min(self.pages());
+        let pages = self.filling.iter().skip(self.shown - self.full.len()).take(wanted.saturating_sub(self.shown));
+        for page in pages {
+            assign(page.capability());
+        }
+        self.shown = self.shown.max(wanted);
+        reserved
+    }
+
+    /// Tokens that there is room for.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.shown * PAGE_TOKENS
     }
 
     /// Takes note that the next `tokens` tokens were written; full pages are sealed.
@@ -186,7 +209,7 @@ impl BlockTable {
     pub fn advance(&mut self, mut tokens: usize) -> Result<(), UseError> {
         while tokens > 0 {
             let page = self.filling.front_mut();
-            assert!(page.is_some(), "tokens were written beyond the block table");
+            assert!(page.is_some() && self.full.len() < self.shown, "tokens were written beyond the block table");
             let Some(page) = page else { break };
             tokens -= page.fill(tokens)?;
             if page.is_full()
@@ -250,6 +273,34 @@ mod tests {
         drop(table);
         pool.reclaim(|_| true);
         assert_eq!(pool.counts().free, 3);
+    }
+
+    #[test]
+    fn there_is_room_in_pages_that_were_shown_and_each_is_shown_once() {
+        let pool = pool(4);
+        let mut table = BlockTable::new(&pool, label());
+        table.reserve(64).unwrap();
+        assert_eq!((table.pages(), table.room(), pool.counts().free), (4, 0, 0));
+        let mut shown = Vec::new();
+        for (tokens, room) in [(1, 16), (16, 16), (17, 32), (40, 48), (20, 48), (64, 64)] {
+            table.grow(tokens, |page| shown.push(page)).unwrap();
+            assert_eq!((table.pages(), table.room(), shown.len()), (4, room, room / PAGE_TOKENS));
+            table.advance(tokens.saturating_sub(table.tokens())).unwrap();
+        }
+        let mut capabilities = Vec::new();
+        table.capabilities(0, 64, &mut capabilities);
+        assert_eq!(shown, capabilities);
+        assert!(table.grow(65, |page| shown.push(page)).is_err());
+        assert_eq!(shown.len(), 4);
+    }
+
+    #[test]
+    #[should_panic(expected = "tokens were written beyond the block table")]
+    fn what_was_written_to_a_page_that_was_only_reserved_stops_the_worker() {
+        let mut table = BlockTable::new(&pool(2), label());
+        table.grow(1, |_| ()).unwrap();
+        table.reserve(32).unwrap();
+        table.advance(17).unwrap();
     }
 
     #[test]

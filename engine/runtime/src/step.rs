@@ -297,7 +297,7 @@ impl Stepper {
         let index = self.place_of_key(chunk.key)?;
         let request = &self.running[index];
         let (first, end) = (request.computed, request.computed + chunk.tokens);
-        let has_room = request.block_table.as_ref().is_some_and(|table| table.pages() * PAGE_TOKENS >= end);
+        let has_room = request.block_table.as_ref().is_some_and(|table| table.room() >= end);
         has_room.then_some(Part { index, ticket: request.ticket, first, end, guesses: 0 })
     }
 

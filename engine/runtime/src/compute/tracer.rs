@@ -26,6 +26,8 @@ pub(crate) struct Tracer {
     pub(crate) computed: Vec<(u64, usize, u32)>,
     /// The tickets of each run's spans.
     pub(crate) passes: Vec<Vec<u64>>,
+    /// Pages that were assigned so far.
+    pub(crate) assigned: usize,
 }
 
 impl Tracer {
@@ -33,7 +35,7 @@ impl Tracer {
         let store = PlainStore::new(pages, LAYERS, TOKEN_BYTES);
         let reads = ReadSetRule::new(1, [None; LAYERS]);
         let (results, computed, passes) = (Vec::new(), Vec::new(), Vec::new());
-        Self { store, reads, results, has_habits: false, breaks_at: None, computed, passes }
+        Self { store, reads, results, has_habits: false, breaks_at: None, computed, passes, assigned: 0 }
     }
 
     /// What it says can be guessed, mostly; it breaks after so many tokens, if it does.
@@ -146,6 +148,7 @@ impl Compute for Tracer {
     }
 
     fn assign(&mut self, page: PageRef) -> Result<(), KvStoreError> {
+        self.assigned += 1;
         self.store.assign(page)
     }
 

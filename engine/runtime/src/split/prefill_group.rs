@@ -219,9 +219,9 @@ impl PrefillGroup {
             let mut request = self.waiting.remove(index);
             let mut block_table = machine.begin_table(request.label, &request.tokens);
             self.make_free(machine, &request, block_table.pages());
-            let grown = machine.grow(&mut block_table, request.tokens.len());
+            let reserved = block_table.reserve(request.tokens.len());
             let Some(route) = request.route else { continue };
-            match grown {
+            match reserved {
                 Ok(()) => {
                     request.begin(block_table);
                     self.stepper.scheduler.admit(key);

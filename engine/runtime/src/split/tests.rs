@@ -7,6 +7,7 @@ use crate::config::EngineConfig;
 use crate::executor::tests::{self as executor, label, prompt, sealer};
 use crate::sampling::Sampling;
 use crate::steps::{StepError, Steps};
+use engine_kv::PAGE_TOKENS;
 use engine_scheduler::Tenancy;
 use policies_domain::{Generation, PageId, RequestId};
 use proptest::prelude::*;
@@ -159,6 +160,35 @@ impl World {
             assert_eq!((client.error, client.text.clone()), (None, client.expected()));
             assert!(!client.foreign);
         }
+    }
+}
+
+/// The first touch of a page takes long: a step that made it for all pages of a long prompt would keep everybody waiting.
+#[test]
+fn a_long_prompt_has_its_pages_at_once_and_touches_them_one_by_one() {
+    for copies in [false, true] {
+        let mut world = World::new(copies, CONFIG);
+        world.submit(1, 300, 4);
+        let (mut assigned, mut steps) = (0, 0);
+        while assigned < 300_usize.div_ceil(PAGE_TOKENS) {
+            let found = world.engine.step();
+            world.read();
+            let of_prefill = if copies { world.engine.computes().1 } else { Some(world.engine.computes().0) };
+            let now = of_prefill.map_or(0, |compute| compute.assigned);
+            let chunk_pages = CONFIG.prefill_chunk_tokens.div_ceil(PAGE_TOKENS) + 1;
+            assert!(found && now <= assigned + chunk_pages, "{now} after {assigned}");
+            steps += usize::from(now > assigned);
+            if now > 0 {
+                let (pool, of_prefill) = world.engine.pools();
+                let counts = of_prefill.unwrap_or(pool).counts();
+                assert!(counts.total - counts.free >= 19, "nobody else takes what it will need");
+            }
+            assigned = now;
+        }
+        assert!(steps > 2);
+        world.run();
+        world.all_are_right();
+        world.is_clean();
     }
 }
 
