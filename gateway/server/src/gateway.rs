@@ -251,6 +251,10 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
     if config.metrics == MetricsReaders::Everyone {
         tracing::warn!("everyone who reaches the listener may read the tenants' names and usage under /metrics");
     }
+    let (tokens, context) = (engine.context_max(), engine.model().config().context_length);
+    if tokens < config.engine.context_tokens_max.unwrap_or(context) {
+        tracing::warn!(tokens, context, "no request longer than the KV pool is answered: give `engine.pages` more");
+    }
     let model_fingerprint = Digest(engine.model_fingerprint());
     match engine.model().check_chat() {
         Err(reason) => tracing::warn!(%model, %reason, "chat requests will be refused; plain completions work"),
