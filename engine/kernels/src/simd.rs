@@ -39,8 +39,9 @@ pub(crate) trait Simd: Copy {
     const TOKENS_MAX: usize;
     /// Queries of attention computed at a time at most: 1, 2, 3 or 6.
     const QUERIES_MAX: usize;
-    /// Vectors of each of their outputs summed at a time at most: 1, 2 or 4.
-    const COLUMNS_MAX: usize;
+    /// Vectors of sums of their outputs at a time at most: a panel of more does not stay in the registers, and takes twice as
+    /// long.
+    const SUMS_MAX: usize;
 
     /// Runs a kernel in a function of its own that has the family's instructions enabled: for what several kernels share
     /// and is too long to stand in each of them.

@@ -247,11 +247,11 @@ fn add_values<S: Simd, const R: usize>(
         }
     }
     let mut chunk = 0;
-    while S::COLUMNS_MAX >= 4 && chunks - chunk >= 4 {
+    while R * 4 <= S::SUMS_MAX && chunks - chunk >= 4 {
         add_panel::<S, R, 4>(simd, values, chunks, chunk, weights, common.clone(), outputs);
         chunk += 4;
     }
-    while S::COLUMNS_MAX >= 2 && chunks - chunk >= 2 {
+    while R * 2 <= S::SUMS_MAX && chunks - chunk >= 2 {
         add_panel::<S, R, 2>(simd, values, chunks, chunk, weights, common.clone(), outputs);
         chunk += 2;
     }

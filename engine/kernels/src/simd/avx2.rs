@@ -101,7 +101,7 @@ impl Simd for Avx2 {
 
     const TOKENS_MAX: usize = 4;
     const QUERIES_MAX: usize = 2;
-    const COLUMNS_MAX: usize = 4;
+    const SUMS_MAX: usize = 4;
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {

@@ -40,7 +40,7 @@ impl Simd for Avx512 {
 
     const TOKENS_MAX: usize = 8;
     const QUERIES_MAX: usize = 6;
-    const COLUMNS_MAX: usize = 4;
+    const SUMS_MAX: usize = 24;
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {

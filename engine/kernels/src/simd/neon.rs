@@ -144,7 +144,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     // meanwhile, which costs less than unpacking the weights for two tokens at a time would.
     const TOKENS_MAX: usize = 4;
     const QUERIES_MAX: usize = 2;
-    const COLUMNS_MAX: usize = 2;
+    const SUMS_MAX: usize = 4;
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {

@@ -20,7 +20,7 @@ impl Simd for Scalar {
 
     const TOKENS_MAX: usize = 1;
     const QUERIES_MAX: usize = 1;
-    const COLUMNS_MAX: usize = 4;
+    const SUMS_MAX: usize = 4;
 
     #[inline(never)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
