@@ -20,6 +20,10 @@ use std::time::Duration;
 
 /// Prompts that wait and are looked up in the cache again, at each look at the queue: some tens of microseconds each.
 const LOOKED_UP_AT_ONCE: usize = 4;
+/// So long a prompt waits, at most, for another one of its tenant that begins alike and is being computed.
+pub(crate) const ALIKE_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Tokens that it spares by that, at least.
+const ALIKE_TOKENS_MIN: usize = 4 * PAGE_TOKENS;
 
 impl Stepper {
     /// Forgets the cancelled; scrubs and frees what they gave back.
@@ -106,9 +110,33 @@ impl Stepper {
         if !has_slot && !stalled && self.scheduler.victim_for_slot(request.label).is_none() {
             return Fit::Later;
         }
+        if self.finds_more_soon(machine, request) {
+            return Fit::Rather;
+        }
         // Whoever is alone may try: if even the whole pool is too small, its request fails.
         let fits = self.running.is_empty() || self.claim(machine, request).is_some();
         if fits { Fit::Now } else { Fit::Later }
+    }
+
+    /// Prompts that begin alike often come together. What they share is computed for one of them, and the others find it.
+    fn finds_more_soon(&self, machine: &Machine<impl Compute>, request: &Running) -> bool {
+        let wait_max = ALIKE_WAIT_MAX.min(Duration::from_millis(self.config.queue_wait_max_ms as u64 / 2));
+        let waits = request.restarts == 0 && self.now.saturating_sub(request.came) < wait_max;
+        if machine.cache.is_none() || !waits {
+            return false;
+        }
+        let worth = machine.cached_tokens(request.label, &request.tokens) + ALIKE_TOKENS_MIN;
+        let is_prompt = |other: &Running| match self.role {
+            Role::Decode => !other.is_here(),
+            Role::Whole | Role::Prefill => other.computed < other.prompt_tokens,
+        };
+        self.running.iter().any(|other| {
+            other.label == request.label
+                && is_prompt(other)
+                && other.has_room()
+                && !other.cancelled()
+                && shared_tokens(&other.tokens[..other.prompt_tokens], &request.tokens) >= worth
+        })
     }
 
     /// Who gives pages for a request, stalled ones not counted.
@@ -305,6 +333,12 @@ impl Stepper {
     fn load_of(&self, request: &Running, running: usize) -> Load {
         Load { running, waiting: 1 - running, work_ns: work_ns(self.scheduler.costs(), request) }
     }
+}
+
+/// Tokens that both begin with, in whole pages.
+fn shared_tokens(one: &[u32], other: &[u32]) -> usize {
+    let pages = std::iter::zip(one.as_chunks::<PAGE_TOKENS>().0, other.as_chunks::<PAGE_TOKENS>().0);
+    pages.take_while(|(one, other)| one == other).count() * PAGE_TOKENS
 }
 
 /// Tokens of a request that need not be computed when it begins.

@@ -69,8 +69,10 @@ pub struct Arrival {
 pub enum Fit {
     /// It could.
     Now,
-    /// Not now. Others may go before it.
+    /// Not now. Others may go before it, as long as it has not waited for too long.
     Later,
+    /// It had better wait. Others may go before it.
+    Rather,
     /// Not now, and nobody goes before it.
     Hold,
 }
@@ -182,7 +184,7 @@ impl Scheduler {
                     Fit::Now => return Some(key),
                     Fit::Hold => return None,
                     Fit::Later if aged(key) => return None,
-                    Fit::Later => (),
+                    Fit::Later | Fit::Rather => (),
                 }
             }
         }

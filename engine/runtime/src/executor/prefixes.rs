@@ -2,6 +2,7 @@
 
 use super::tests::{CONFIG, label, prompt, sealer};
 use super::*;
+use crate::admission::ALIKE_WAIT_MAX;
 use crate::compute::tracer::Tracer;
 use crate::custody;
 use crate::steps::{StepError, Usage};
@@ -130,6 +131,57 @@ fn a_second_request_computes_what_is_not_cached_and_answers_the_same() {
     let mut other = prompt(1, 70);
     other[20] += 1;
     assert_eq!(run.answered(1, other, 8).0, 16, "as far as it is the same");
+    run.is_clean();
+}
+
+#[test]
+fn prompts_that_begin_alike_and_come_together_are_computed_once() {
+    let mut run = Run::new();
+    let longer = |more: u32| [prompt(1, 100), prompt(5, more)].concat();
+    for more in 1..=4 {
+        run.ask(1, longer(more), 2);
+    }
+    run.ask(2, longer(1), 2);
+    run.finish();
+    let cached: Vec<usize> = run.asked.iter().map(|asked| asked.usage.cached_tokens).collect();
+    assert_eq!(cached, [0, 96, 96, 96, 0], "another tenant waits for nobody, and finds nothing");
+    for asked in &run.asked {
+        assert_eq!((asked.error, &asked.text), (None, &asked.expected));
+    }
+    run.is_clean();
+}
+
+#[test]
+fn nobody_waits_for_a_prompt_that_does_not_go_on_or_for_a_little() {
+    let mut run = Run::new();
+    let first = run.ask(1, prompt(1, 100), 2);
+    run.executor.step();
+    // Its reader goes, and with it the prompt that the second one could have waited for.
+    run.asked[first].steps = None;
+    let second = run.ask(1, prompt(1, 100), 2);
+    run.finish();
+    assert_eq!((run.asked[second].usage.cached_tokens, &run.asked[second].text), (0, &run.asked[second].expected));
+    let (one, other) = ([prompt(2, 60), prompt(3, 9)].concat(), [prompt(2, 60), prompt(4, 9)].concat());
+    let asked = [one, other].map(|tokens| run.ask(1, tokens, 2));
+    run.step();
+    assert_eq!(run.executor.stepper.running.len(), 2, "48 tokens are not worth a wait");
+    run.finish();
+    assert!(asked.iter().all(|asked| run.asked[*asked].usage.cached_tokens == 0));
+    run.is_clean();
+}
+
+#[test]
+fn waiting_for_a_prompt_that_begins_alike_has_an_end() {
+    let mut run = Run::on(Tracer::new(48), EngineConfig { pages: 48, ..CACHING });
+    run.ask(1, prompt(1, 300), 2);
+    run.step();
+    run.ask(1, prompt(1, 300), 2);
+    run.step();
+    assert_eq!(run.executor.stepper.running.len(), 1);
+    run.executor.stepper.now += ALIKE_WAIT_MAX;
+    run.step();
+    assert_eq!(run.executor.stepper.running.len(), 2);
+    run.finish();
     run.is_clean();
 }
 

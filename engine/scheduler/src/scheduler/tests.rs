@@ -124,6 +124,8 @@ fn who_does_not_fit_lets_others_pass_for_a_while() {
     assert_eq!(scheduler.next(Duration::from_secs(1), fits), Some(2));
     assert_eq!(scheduler.next(Duration::from_secs(2), fits), None);
     assert_eq!(scheduler.next(Duration::from_secs(1), |key| if key == 2 { Fit::Now } else { Fit::Hold }), None);
+    let rather = |key| if key == 2 { Fit::Now } else { Fit::Rather };
+    assert_eq!(scheduler.next(Duration::from_secs(60), rather), Some(2), "who waits of its own accord holds nobody up");
 }
 
 #[test]
