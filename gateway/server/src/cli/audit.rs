@@ -13,7 +13,7 @@ mod statistics;
 mod verdict;
 
 use super::http_client::Address;
-use super::{environment, say};
+use super::{environment, note, say};
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -23,8 +23,9 @@ use prompts::{Prompts, Random};
 use report::{Levels, Report};
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use std::io::IsTerminal;
 use std::path::PathBuf;
-use verdict::Verdict;
+use verdict::{Looks, Verdict};
 
 /// Pairs or rounds of one arm. Judging takes time with the square of it.
 const SAMPLES_MAX: i64 = 10_000;
@@ -37,8 +38,9 @@ pub(crate) enum Audit {
     /// Probe a running gateway as two of its tenants, whose keys are in BULKHEAD_API_KEY_A and BULKHEAD_API_KEY_B
     ///
     /// Ends with 0 when the tenants are isolated, 3 when a channel was found, 4 when the run is void because the positive
-    /// control has no power, 5 when it is inconclusive, and 1 when the audit could not be made. A full run sends some million
-    /// tokens: hours on a small machine. The result says so when the gateway did not record it, and why.
+    /// control has no power, 5 when it is inconclusive, and 1 when the audit could not be made. Pairs end early when they have
+    /// said what they can say. Even so a full run sends some million tokens: hours on a small machine. The result says so when
+    /// the gateway did not record it, and why.
     Sidechannel {
         /// Where the gateway listens
         #[arg(long, default_value = "http://127.0.0.1:8080")]
@@ -52,8 +54,8 @@ pub(crate) enum Audit {
         /// A short run: finds coarse channels, and is too small to say that there is none
         #[arg(long, conflicts_with = "samples")]
         quick: bool,
-        /// Pairs in each positive control, and four times as many in each arm between tenants, whose claim needs them
-        #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(i64).range(SAMPLES_MIN..=SAMPLES_MAX / 4))]
+        /// Pairs in each positive control, and six times as many in each arm between tenants, whose claim needs them; at most
+        #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(i64).range(SAMPLES_MIN..=SAMPLES_MAX / 6))]
         samples: i64,
         /// Lengths of the shared prefixes
         #[arg(long, value_delimiter = ',', default_value = "64,512,1500",
@@ -121,13 +123,22 @@ pub(crate) async fn run(what: Audit) -> Result<()> {
 async fn sidechannel(address: Address, keys: Keys, plan: Plan, seed: u64) -> Result<Report> {
     let (mut gateway, server) = HttpGateway::connect(address, keys).await?;
     let mut prompts = Prompts::new(Random::new(seed));
-    let bar = bar();
+    // A bar is drawn on a terminal alone; elsewhere each part has a line.
+    let (bar, lines) = (bar(), !std::io::stderr().is_terminal());
+    let mut part = String::new();
     let mut progress = |what: &str, done: usize, of: usize| {
-        bar.set_message(what.to_owned());
-        bar.set_length(of as u64);
+        if part != what {
+            what.clone_into(&mut part);
+            if lines {
+                note(format_args!("measuring: {what}, {of} at most"));
+            }
+            bar.set_message(part.clone());
+            bar.reset();
+            bar.set_length(of as u64);
+        }
         bar.set_position(done as u64);
     };
-    let samples = measure::measure(&mut gateway, &plan, &mut prompts, verdict::has_power, &mut progress).await;
+    let samples = measure::measure(&mut gateway, &plan, &mut prompts, &Looks::of(&plan), &mut progress).await;
     bar.finish_and_clear();
     let judgement = verdict::judge(&samples?, &plan);
     let version = env!("CARGO_PKG_VERSION");
@@ -144,16 +155,17 @@ struct Size {
 }
 
 impl Size {
-    /// Enough for every probability, and for no interval.
+    /// Enough for every channel that is coarse, and for no interval.
     const QUICK: Self =
         Self { control_pairs: 30, cross_pairs: 30, order_rounds: 12, eviction_pairs: 12, stream_pairs: 12 };
 
-    /// The interval of an arm between tenants needs about four times what the controls need: see `verdict.rs`.
+    /// The interval of an arm between tenants needs about three times what the controls need, and must have twice that in case
+    /// that the first looks are not lucky: see `verdict.rs`.
     fn of(samples: usize) -> Self {
         let fifth = (samples / 5).max(12);
         Self {
             control_pairs: samples,
-            cross_pairs: 4 * samples,
+            cross_pairs: 6 * samples,
             order_rounds: fifth.min(ROUNDS_MAX),
             eviction_pairs: (samples / 10).clamp(12, ROUNDS_MAX),
             stream_pairs: fifth.min(ROUNDS_MAX),

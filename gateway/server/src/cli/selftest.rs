@@ -28,7 +28,12 @@ pub(crate) enum Selftest {
         runs: u64,
     },
     /// Audit a gateway whose tenants share one prefix cache, and one whose do not: the first must be found out
+    ///
+    /// Ten minutes on two cores. Work beside it makes it longer, and inconclusive or void when it is too much.
     Sidechannel {
+        /// Both results as JSON
+        #[arg(long)]
+        json: bool,
         /// A GGUF file of the default model's size instead of the default model
         #[arg(long)]
         model: Option<std::path::PathBuf>,
@@ -71,8 +76,8 @@ pub(crate) fn run(what: Selftest) -> Result<()> {
                 bail!("a fault was missed or found too late, or somebody was accused wrongly");
             }
         }
-        Selftest::Sidechannel { model, seed } => {
-            super::block_on(super::audit::selftest::run(model, seed))?;
+        Selftest::Sidechannel { json, model, seed } => {
+            super::block_on(super::audit::selftest::run(model, seed, json))?;
         }
         Selftest::Traces { runs, seed } => {
             let bar = bar(runs, "random traces");

@@ -1,7 +1,8 @@
 //! What is asked of the gateway, in what order, and what came of it. Nothing is judged here.
 //!
 //! Whatever is compared is measured in pairs or rounds whose order is drawn, so that what the machine does meanwhile falls on
-//! both sides alike.
+//! both sides alike; and the control of a length is measured among the pairs between tenants, so that both have the same noise.
+//! A judge looks in a few times that were fixed before and may say that the rest would change nothing.
 
 use super::prompts::Prompts;
 use anyhow::{Result, bail};
@@ -51,9 +52,9 @@ pub(crate) trait Probed {
 pub(crate) struct Plan {
     /// Lengths of the shared prefixes, in tokens, ascending.
     pub(crate) prefix_tokens: Vec<usize>,
-    /// Pairs of each positive control.
+    /// Pairs of each positive control, at most.
     pub(crate) control_pairs: usize,
-    /// Pairs of each arm between tenants.
+    /// Pairs of each arm between tenants, at most, and at least as many as of its control.
     pub(crate) cross_pairs: usize,
     /// Rounds of the order oracle.
     pub(crate) order_rounds: usize,
@@ -67,6 +68,12 @@ pub(crate) struct Plan {
     pub(crate) constant_shape: bool,
 }
 
+/// How often the judge looks whether a comparison is complete, at most: after each of so many equal parts.
+pub(crate) const PARTS: usize = 5;
+/// In thousandths of the whole: before the first part the judge looks so often whether there is a difference already.
+const EARLY: [usize; 3] = [20, 40, 100];
+/// How often the judge looks in all.
+pub(crate) const LOOKS: usize = PARTS + EARLY.len();
 /// Tokens behind a shared prefix, so that no two prompts are equal.
 const ENDING_TOKENS: usize = 16;
 /// Words of the prompt from which the tokens of a word are learnt.
@@ -98,6 +105,12 @@ pub(crate) struct Pairs {
     pub(crate) only_cold_hits: usize,
 }
 
+impl Pairs {
+    fn of(tokens: usize) -> Self {
+        Self { tokens, ..Self::default() }
+    }
+}
+
 /// Whether the victim's own prefixes were still there, in pairs without and with a flood of the attacker's.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Evictions {
@@ -118,7 +131,9 @@ pub(crate) struct Shapes {
 /// Everything that was measured.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Samples {
-    /// Within one tenant, for each length.
+    /// Within one tenant, with the longest prefix, before anything else.
+    pub(crate) first: Pairs,
+    /// Within one tenant, for each length, among the pairs between tenants.
     pub(crate) controls: Vec<Pairs>,
     /// Between two tenants, for each length.
     pub(crate) cross: Vec<Pairs>,
@@ -131,30 +146,36 @@ pub(crate) struct Samples {
 /// Told what is measured, how much of it is done, and of how much.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(&str, usize, usize);
 
-/// Measures everything. When `has_power` says of the first control, that of the longest prefix, that it shows nothing, nothing
-/// after it could, and it ends there.
+/// Who looks at what there is of a comparison, and says whether the rest can be saved.
+pub(crate) trait Looks {
+    /// The control shows what it must.
+    fn has_power(&self, control: &Pairs) -> bool;
+    /// The arm shows a channel.
+    fn is_found(&self, cross: &Pairs) -> bool;
+    /// The arm shows that there is none. Asked after whole parts alone.
+    fn is_quiet(&self, cross: &Pairs, control: &Pairs) -> bool;
+}
+
+/// Measures everything. When the first control, that of the longest prefix, shows nothing, nothing after it could, and it ends
+/// there.
 pub(crate) async fn measure(
     gateway: &mut impl Probed,
     plan: &Plan,
     prompts: &mut Prompts,
-    has_power: impl Fn(&Pairs) -> bool,
+    looks: &impl Looks,
     progress: Progress<'_>,
 ) -> Result<Samples> {
     calibrate(gateway, prompts).await?;
-    let mut samples = Samples::default();
-    for tokens in plan.prefix_tokens.iter().rev() {
-        let name = format!("control, {tokens} tokens");
-        let of = Comparison { name, tokens: *tokens, warmed_by: Party::Attacker, pairs: plan.control_pairs };
-        let control = compare(gateway, &of, prompts, progress).await?;
-        samples.controls.insert(0, control);
-        if !samples.controls.first().is_some_and(&has_power) && samples.controls.len() == 1 {
-            return Ok(samples);
-        }
+    let longest = plan.prefix_tokens.last().copied().unwrap_or_default();
+    let first = first_control(gateway, longest, plan.control_pairs, prompts, looks, progress).await?;
+    let mut samples = Samples { first, ..Samples::default() };
+    if !looks.has_power(&samples.first) {
+        return Ok(samples);
     }
     for tokens in &plan.prefix_tokens {
-        let name = format!("between tenants, {tokens} tokens");
-        let of = Comparison { name, tokens: *tokens, warmed_by: Party::Victim, pairs: plan.cross_pairs };
-        samples.cross.push(compare(gateway, &of, prompts, progress).await?);
+        let (cross, control) = between_tenants(gateway, *tokens, plan, prompts, looks, progress).await?;
+        samples.cross.push(cross);
+        samples.controls.push(control);
     }
     for round in 0..plan.order_rounds {
         progress("order", round, plan.order_rounds);
@@ -183,45 +204,85 @@ async fn calibrate(gateway: &mut impl Probed, prompts: &mut Prompts) -> Result<(
     Ok(())
 }
 
-struct Comparison {
-    name: String,
+/// Do so many of `all` pairs end a part?
+fn is_part(done: usize, all: usize) -> bool {
+    (1..PARTS).any(|part| done == (all * part).div_ceil(PARTS))
+}
+
+fn is_look(done: usize, all: usize) -> bool {
+    is_part(done, all) || EARLY.iter().any(|thousandths| done == (all * thousandths).div_ceil(1_000))
+}
+
+/// Is the attacker's own prefix answered sooner?
+async fn first_control(
+    gateway: &mut impl Probed,
     tokens: usize,
-    warmed_by: Party,
-    pairs: usize,
+    all: usize,
+    prompts: &mut Prompts,
+    looks: &impl Looks,
+    progress: Progress<'_>,
+) -> Result<Pairs> {
+    let (mut pairs, name) = (Pairs::of(tokens), format!("control, {tokens} tokens"));
+    for done in 1..=all {
+        progress(&name, done - 1, all);
+        pair(gateway, Party::Attacker, &mut pairs, prompts).await?;
+        if is_look(done, all) && looks.has_power(&pairs) {
+            break;
+        }
+    }
+    Ok(pairs)
+}
+
+/// Is the victim's prefix answered sooner to the attacker? With the control of this length among its pairs.
+async fn between_tenants(
+    gateway: &mut impl Probed,
+    tokens: usize,
+    plan: &Plan,
+    prompts: &mut Prompts,
+    looks: &impl Looks,
+    progress: Progress<'_>,
+) -> Result<(Pairs, Pairs)> {
+    let (mut cross, mut control) = (Pairs::of(tokens), Pairs::of(tokens));
+    let (all, controls) = (plan.cross_pairs, plan.control_pairs);
+    let name = format!("between tenants, {tokens} tokens");
+    for done in 1..=all {
+        progress(&name, done - 1, all);
+        pair(gateway, Party::Victim, &mut cross, prompts).await?;
+        // As many of all controls as of all pairs.
+        while control.warm_us.len() * all < done * controls {
+            pair(gateway, Party::Attacker, &mut control, prompts).await?;
+        }
+        let is_found = is_look(done, all) && looks.is_found(&cross);
+        if is_found || is_part(done, all) && looks.is_quiet(&cross, &control) {
+            break;
+        }
+    }
+    Ok((cross, control))
 }
 
 /// Is a prefix that `warmed_by` has sent before answered sooner to the attacker than one that nobody has sent?
-async fn compare(
-    gateway: &mut impl Probed,
-    of: &Comparison,
-    prompts: &mut Prompts,
-    progress: Progress<'_>,
-) -> Result<Pairs> {
-    let mut pairs = Pairs { tokens: of.tokens, ..Pairs::default() };
-    for pair in 0..of.pairs {
-        progress(&of.name, pair, of.pairs);
-        let prefix = prompts.fresh(of.tokens);
-        let first = prompts.ending(&prefix, ENDING_TOKENS);
-        served(gateway.ask(of.warmed_by, &first).await?)?;
-        let warm = prompts.ending(&prefix, ENDING_TOKENS);
-        let unknown = prompts.fresh(of.tokens);
-        let cold = prompts.ending(&unknown, ENDING_TOKENS);
-        let warm_first = prompts.random.coin();
-        let (one, other) = if warm_first { (&warm, &cold) } else { (&cold, &warm) };
-        let one = gateway.ask(Party::Attacker, one).await?;
-        let other = gateway.ask(Party::Attacker, other).await?;
-        let (warm, cold) = if warm_first { (one, other) } else { (other, one) };
-        served(cold)?;
-        if of.warmed_by == Party::Attacker {
-            served(warm)?;
-        }
-        pairs.warm_us.push(warm.first_us);
-        pairs.cold_us.push(cold.first_us);
-        let (warm, cold) = (is_hit(warm, of.tokens), is_hit(cold, of.tokens));
-        pairs.only_warm_hits += usize::from(warm && !cold);
-        pairs.only_cold_hits += usize::from(cold && !warm);
+async fn pair(gateway: &mut impl Probed, warmed_by: Party, pairs: &mut Pairs, prompts: &mut Prompts) -> Result<()> {
+    let prefix = prompts.fresh(pairs.tokens);
+    let first = prompts.ending(&prefix, ENDING_TOKENS);
+    served(gateway.ask(warmed_by, &first).await?)?;
+    let warm = prompts.ending(&prefix, ENDING_TOKENS);
+    let unknown = prompts.fresh(pairs.tokens);
+    let cold = prompts.ending(&unknown, ENDING_TOKENS);
+    let warm_first = prompts.random.coin();
+    let (one, other) = if warm_first { (&warm, &cold) } else { (&cold, &warm) };
+    let one = gateway.ask(Party::Attacker, one).await?;
+    let other = gateway.ask(Party::Attacker, other).await?;
+    let (warm, cold) = if warm_first { (one, other) } else { (other, one) };
+    served(cold)?;
+    if warmed_by == Party::Attacker {
+        served(warm)?;
     }
-    Ok(pairs)
+    pairs.warm_us.push(warm.first_us);
+    pairs.cold_us.push(cold.first_us);
+    let (warm, cold) = (is_hit(warm, pairs.tokens), is_hit(cold, pairs.tokens));
+    pairs.only_warm_hits += usize::from(warm && !cold);
+    pairs.only_cold_hits += usize::from(cold && !warm);
+    Ok(())
 }
 
 /// An answer that is stopped although nobody else sent the like is a fault of the gateway, which no audit measures past.

@@ -1,6 +1,7 @@
 //! The audit's result, for people and as the JSON whose digest goes to the log.
 
-use super::measure::Plan;
+use super::measure::{LOOKS, PARTS, Plan};
+use super::statistics::POCOCK_5;
 use super::verdict::{AUC_BAND, Arm, CHANNEL_P_MAX, CONTROL_P_MAX, Judgement, Verdict};
 use serde::Serialize;
 use std::fmt::{self, Display};
@@ -35,11 +36,24 @@ pub(crate) struct Levels {
     channel_p_max: f64,
     auc_low: f64,
     auc_high: f64,
+    /// How often pairs were looked at, at most: their probabilities are for all looks together.
+    looks: usize,
+    /// How often they may have ended for a narrow interval: their 95 % intervals are for all of these together...
+    interval_looks: usize,
+    /// ...and have this many standard errors to each side.
+    interval_errors: f64,
 }
 
 impl Levels {
-    pub(crate) const ALL: Self =
-        Self { control_p_max: CONTROL_P_MAX, channel_p_max: CHANNEL_P_MAX, auc_low: AUC_BAND.0, auc_high: AUC_BAND.1 };
+    pub(crate) const ALL: Self = Self {
+        control_p_max: CONTROL_P_MAX,
+        channel_p_max: CHANNEL_P_MAX,
+        auc_low: AUC_BAND.0,
+        auc_high: AUC_BAND.1,
+        looks: LOOKS,
+        interval_looks: PARTS,
+        interval_errors: POCOCK_5,
+    };
 }
 
 /// The words of a verdict.

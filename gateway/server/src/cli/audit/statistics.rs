@@ -4,7 +4,10 @@
 //! statsmodels) or of every arrangement counted one by one.
 
 /// Half the width of a 95 % interval in standard errors: the 0.975 quantile of the normal distribution.
-const NORMAL_975: f64 = 1.959_963_984_540_054;
+pub(crate) const NORMAL_975: f64 = 1.959_963_984_540_054;
+/// The same for a sample that is looked at five times, after equal parts, and may end at any of them for its interval: all five intervals hold
+/// with 95 % (Pocock, Biometrika 64, 1977, 191-199; Jennison and Turnbull, Group Sequential Methods, 2000, table 2.1).
+pub(crate) const POCOCK_5: f64 = 2.413;
 
 /// A statistic and how probable one at least as extreme is when there is no difference.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,8 +95,9 @@ pub(crate) struct Auc {
 /// where Hanley and McNeil's assumes an exponential one; with the pairs as clusters (Obuchowski, Biometrics 53, 1997, 567-578),
 /// since the two values of a pair were measured one after the other and share what the machine did meanwhile.
 ///
-/// `first` and `second` are pairs in order, so both have the same length; what one has more is not looked at.
-pub(crate) fn paired_auc(first: &[f64], second: &[f64]) -> Auc {
+/// `first` and `second` are pairs in order, so both have the same length; what one has more is not looked at. The interval has
+/// `half_width` standard errors to each side.
+pub(crate) fn paired_auc(first: &[f64], second: &[f64], half_width: f64) -> Auc {
     let n = first.len().min(second.len());
     let (first, second) = (&first[..n], &second[..n]);
     if n < 2 {
@@ -116,18 +120,61 @@ pub(crate) fn paired_auc(first: &[f64], second: &[f64]) -> Auc {
     let of_second: Vec<f64> = second.iter().map(|value| below(&sorted_first, *value)).collect();
     let value = of_first.iter().sum::<f64>() / n as f64;
     let squares: f64 = of_first.iter().zip(&of_second).map(|(a, b)| (a + b - 2.0 * value).powi(2)).sum();
-    let half_width = NORMAL_975 * (squares / (n * (n - 1)) as f64).sqrt();
+    let half_width = half_width * (squares / (n * (n - 1)) as f64).sqrt();
     Auc { value, low: (value - half_width).max(0.0), high: (value + half_width).min(1.0) }
 }
+
+/// How often the first of a pair is the smaller one, against how often it is the larger one: the exact test of signs, which is
+/// McNemar's. What both of a pair share, however much it drifts from pair to pair, is not in it.
+pub(crate) fn signs(first: &[f64], second: &[f64]) -> Tested {
+    let pairs = || first.iter().zip(second);
+    mcnemar(pairs().filter(|(a, b)| a < b).count(), pairs().filter(|(a, b)| a > b).count())
+}
+
+/// The part of the pairs in which the first is the smaller one, ties counted half: how often a guess from one pair is right.
+/// With Wilson's interval of `half_width` standard errors (Journal of the American Statistical Association 22, 1927, 209-212);
+/// ties make it wider than it need be.
+pub(crate) fn within_pairs(first: &[f64], second: &[f64], half_width: f64) -> Auc {
+    let n = first.len().min(second.len()) as f64;
+    if n == 0.0 {
+        return Auc { value: 0.5, low: 0.0, high: 1.0 };
+    }
+    let score = |(a, b): (&f64, &f64)| {
+        if a < b {
+            1.0
+        } else if a > b {
+            0.0
+        } else {
+            0.5
+        }
+    };
+    let value = first.iter().zip(second).map(score).sum::<f64>() / n;
+    let square = half_width * half_width / n;
+    let middle = (value + square / 2.0) / (1.0 + square);
+    let half_width = half_width * (value * (1.0 - value) / n + square / (4.0 * n)).sqrt() / (1.0 + square);
+    Auc { value, low: (middle - half_width).max(0.0), high: (middle + half_width).min(1.0) }
+}
+
+/// A number large enough to be divided by now and then, and how many halvings that is.
+const SCALE: f64 = (1_u64 << SCALE_HALVINGS) as f64;
+const SCALE_HALVINGS: usize = 60;
 
 /// McNemar's exact test of pairs that differ: `only_first` in one way, `only_second` in the other. Two-sided.
 pub(crate) fn mcnemar(only_first: usize, only_second: usize) -> Tested {
     let (discordant, fewer) = (only_first + only_second, only_first.min(only_second));
-    let mut term = 0.5_f64.powi(i32::try_from(discordant).unwrap_or(i32::MAX));
-    let mut tail = term;
+    // In units of 2^-halvings: from about a thousand pairs on, one arrangement of all of them is no number any more.
+    let (mut term, mut tail, mut halvings) = (1.0_f64, 1.0_f64, discordant);
     for k in 0..fewer {
         term *= (discordant - k) as f64 / (k + 1) as f64;
         tail += term;
+        if tail > SCALE && halvings >= SCALE_HALVINGS {
+            (term, tail, halvings) = (term / SCALE, tail / SCALE, halvings - SCALE_HALVINGS);
+        }
+    }
+    while halvings > 0 && tail > 0.0 {
+        let now = halvings.min(SCALE_HALVINGS);
+        tail *= 0.5_f64.powi(now as i32);
+        halvings -= now;
     }
     let statistic = only_first as f64 - only_second as f64;
     Tested { statistic, p: (2.0 * tail).min(1.0) }

@@ -1,9 +1,13 @@
 //! What the samples say. Doubt is never `isolated`: without power the run is void, and an arm that could not have seen a
 //! channel, or whose interval is too wide for its claim, leaves the run inconclusive.
+//!
+//! Pairs are looked at several times and may end early. Every probability of theirs is counted once for each look, and the
+//! intervals after whole parts, where their end may be that they are narrow, hold together.
 
-use super::measure::{CANDIDATES, Evictions, Pairs, Plan, Samples, Shape, Shapes};
+use super::measure::{self, CANDIDATES, Evictions, LOOKS, Pairs, Plan, Samples, Shape, Shapes};
 use super::statistics::{
-    Auc, Side, Tested, holm, kolmogorov_smirnov, kolmogorov_smirnov_least_p, mcnemar, paired_auc, places,
+    Auc, NORMAL_975, POCOCK_5, Side, Tested, holm, kolmogorov_smirnov, kolmogorov_smirnov_least_p, mcnemar, paired_auc,
+    places, signs, within_pairs,
 };
 use serde::Serialize;
 
@@ -79,6 +83,7 @@ pub(crate) struct Arm {
     /// Pairs or rounds.
     pub(crate) n: usize,
     pub(crate) statistic: f64,
+    /// Of pairs: for all looks together.
     pub(crate) p: f64,
     /// The least that `p` could have been with this `n`.
     pub(crate) p_least: f64,
@@ -117,12 +122,16 @@ struct Judged {
 
 /// Judges what was measured.
 pub(crate) fn judge(samples: &Samples, plan: &Plan) -> Judgement {
-    let controls: Vec<Arm> = samples.controls.iter().map(control).collect();
+    let mut controls = vec![control(&samples.first, "first control")];
     // The longest prefix makes the largest difference: without it nothing else has power.
-    if controls.last().is_none_or(|control| control.finding == Finding::NoPower) {
+    if controls.iter().any(|control| control.finding == Finding::NoPower) {
         return Judgement { verdict: Verdict::Void, controls, arms: Vec::new() };
     }
-    let mut judged: Vec<Judged> = samples.cross.iter().map(|pairs| between_tenants(pairs, &samples.controls)).collect();
+    controls.extend(samples.controls.iter().map(|pairs| control(pairs, "control")));
+    let mut judged = Vec::new();
+    for pairs in &samples.cross {
+        judged.extend(between_tenants(pairs, &samples.controls));
+    }
     judged.push(reported_hits(&samples.cross));
     judged.push(order(&samples.places));
     judged.push(eviction(samples.evictions, plan));
@@ -183,19 +192,63 @@ fn wanted_pairs(arm: &Arm) -> String {
 }
 
 /// Whether the difference between warm and cold is seen within one tenant.
-pub(crate) fn has_power(pairs: &Pairs) -> bool {
-    kolmogorov_smirnov(&pairs.warm_us, &pairs.cold_us, Side::FirstSmaller).p < CONTROL_P_MAX
+fn has_power(pairs: &Pairs) -> bool {
+    control_test(pairs).p < CONTROL_P_MAX
 }
 
-fn control(pairs: &Pairs) -> Arm {
-    let tested = kolmogorov_smirnov(&pairs.warm_us, &pairs.cold_us, Side::FirstSmaller);
+fn control_test(pairs: &Pairs) -> Tested {
+    at_any_look(kolmogorov_smirnov(&pairs.warm_us, &pairs.cold_us, Side::FirstSmaller))
+}
+
+/// Bonferroni's correction: it holds whichever look was the last.
+fn at_any_look(tested: Tested) -> Tested {
+    Tested { p: least_at_any_look(tested.p), ..tested }
+}
+
+fn least_at_any_look(p: f64) -> f64 {
+    (p * LOOKS as f64).min(1.0)
+}
+
+/// What is looked for while it is measured: the same as in the end.
+pub(crate) struct Looks {
+    /// How many arms are judged.
+    family: usize,
+}
+
+impl Looks {
+    pub(crate) fn of(plan: &Plan) -> Self {
+        // Two arms for each length; reported hits, order and eviction; two arms of streams where a shape was promised.
+        Self { family: 2 * plan.prefix_tokens.len() + 3 + if plan.constant_shape { 2 } else { 0 } }
+    }
+}
+
+impl measure::Looks for Looks {
+    fn has_power(&self, control: &Pairs) -> bool {
+        has_power(control)
+    }
+
+    /// Whatever the other arms say.
+    fn is_found(&self, cross: &Pairs) -> bool {
+        let [times, signs] = between_tenants(cross, &[]);
+        let hits = reported_hits(std::slice::from_ref(cross));
+        [times, signs, hits].iter().any(|judged| judged.arm.p * self.family as f64 <= CHANNEL_P_MAX)
+    }
+
+    fn is_quiet(&self, cross: &Pairs, control: &Pairs) -> bool {
+        let [times, _] = between_tenants(cross, std::slice::from_ref(control));
+        times.blind.is_none() && times.arm.auc.is_some_and(is_within_band)
+    }
+}
+
+fn control(pairs: &Pairs, name: &str) -> Arm {
     let n = pairs.warm_us.len();
     let finding = if has_power(pairs) { Finding::Power } else { Finding::NoPower };
+    let name = format!("{name}, {} tokens", pairs.tokens);
     Arm {
-        p_least: kolmogorov_smirnov_least_p(n, Side::FirstSmaller),
-        auc: Some(paired_auc(&pairs.warm_us, &pairs.cold_us)),
+        p_least: least_at_any_look(kolmogorov_smirnov_least_p(n, Side::FirstSmaller)),
+        auc: Some(paired_auc(&pairs.warm_us, &pairs.cold_us, POCOCK_5)),
         finding,
-        ..arm(format!("control, {} tokens", pairs.tokens), "Kolmogorov-Smirnov, one-sided", n, tested)
+        ..arm(name, "Kolmogorov-Smirnov, one-sided", n, control_test(pairs))
     }
 }
 
@@ -204,18 +257,28 @@ fn arm(name: String, test: &'static str, n: usize, Tested { statistic, p }: Test
     Arm { name, test, n, statistic, p, p_least: 0.0, p_holm: p, auc: None, finding, note: None }
 }
 
-/// Any difference counts here, slower ones too.
-fn between_tenants(pairs: &Pairs, controls: &[Pairs]) -> Judged {
-    let tested = kolmogorov_smirnov(&pairs.warm_us, &pairs.cold_us, Side::Either);
-    let n = pairs.warm_us.len();
-    let seen_at_home = controls.iter().any(|control| control.tokens == pairs.tokens && has_power(control));
-    let arm = Arm {
-        p_least: kolmogorov_smirnov_least_p(n, Side::Either),
-        auc: Some(paired_auc(&pairs.warm_us, &pairs.cold_us)),
-        ..arm(format!("between tenants, {} tokens", pairs.tokens), "Kolmogorov-Smirnov", n, tested)
-    };
+/// Any difference counts here, slower ones too: of all times, and within the pairs, where it shows although the machine's other
+/// work makes times differ more from pair to pair.
+fn between_tenants(pairs: &Pairs, controls: &[Pairs]) -> [Judged; 2] {
+    let (warm, cold, tokens) = (&pairs.warm_us, &pairs.cold_us, pairs.tokens);
+    let n = warm.len();
+    let seen_at_home = controls.iter().any(|control| control.tokens == tokens && has_power(control));
     let blind = (!seen_at_home).then(|| "the control of this length has no power".to_owned());
-    Judged { arm, claim: Claim::Band, blind }
+    let tested = at_any_look(kolmogorov_smirnov(warm, cold, Side::Either));
+    let times = Arm {
+        p_least: least_at_any_look(kolmogorov_smirnov_least_p(n, Side::Either)),
+        auc: Some(paired_auc(warm, cold, POCOCK_5)),
+        ..arm(format!("between tenants, {tokens} tokens"), "Kolmogorov-Smirnov", n, tested)
+    };
+    let within = Arm {
+        p_least: least_at_any_look(mcnemar(n, 0).p),
+        auc: Some(within_pairs(warm, cold, POCOCK_5)),
+        ..arm(format!("within pairs, {tokens} tokens"), "signs, exact", n, at_any_look(signs(warm, cold)))
+    };
+    [
+        Judged { arm: times, claim: Claim::Band, blind: blind.clone() },
+        Judged { arm: within, claim: Claim::Enough, blind },
+    ]
 }
 
 /// Does the gateway itself say that it had another tenant's prefix, by what it counts or by what it stops?
@@ -224,8 +287,8 @@ fn reported_hits(cross: &[Pairs]) -> Judged {
     let only_warm = cross.iter().map(|pairs| pairs.only_warm_hits).sum();
     let only_cold = cross.iter().map(|pairs| pairs.only_cold_hits).sum();
     let arm = Arm {
-        p_least: mcnemar(n, 0).p,
-        ..arm("reported hits".to_owned(), "McNemar, exact", n, mcnemar(only_warm, only_cold))
+        p_least: least_at_any_look(mcnemar(n, 0).p),
+        ..arm("reported hits".to_owned(), "McNemar, exact", n, at_any_look(mcnemar(only_warm, only_cold)))
     };
     Judged { arm, claim: Claim::Enough, blind: None }
 }
@@ -261,7 +324,7 @@ fn speculation(shapes: &Shapes, is_promised: bool) -> [Judged; 2] {
         let n = repetitive.len();
         let arm = Arm {
             p_least: kolmogorov_smirnov_least_p(n, Side::Either),
-            auc: Some(paired_auc(&repetitive, &other)),
+            auc: Some(paired_auc(&repetitive, &other, NORMAL_975)),
             ..arm(name.to_owned(), "Kolmogorov-Smirnov", n, kolmogorov_smirnov(&repetitive, &other, Side::Either))
         };
         Judged { arm, claim: if is_promised { Claim::Enough } else { Claim::None }, blind: None }

@@ -90,6 +90,21 @@ async fn what_a_gateway_refuses_ends_the_audit_in_its_words_and_never_in_the_pro
     assert_eq!(error.to_string(), "the gateway ended an answer: stopped\u{fffd}[1m");
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_never_comes_is_waited_for_so_long_and_a_stop_counts_once() {
+    let begun = tokio::time::Instant::now();
+    let error = in_time(std::future::pending::<Result<()>>()).await.unwrap_err();
+    assert_eq!(error.to_string(), "an answer took more than 120 s");
+    assert_eq!(begun.elapsed().as_secs(), 120);
+    let stopped = async {
+        // As after a stop: all at once, an hour has passed.
+        tokio::time::advance(Duration::from_secs(3_600)).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        anyhow::Ok(7)
+    };
+    assert_eq!(in_time(stopped).await.unwrap(), 7);
+}
+
 #[tokio::test]
 async fn keys_of_different_models_are_refused() {
     let other = MODELS.replace("\"m\"", "\"n\"");

@@ -1,6 +1,7 @@
 //! Against values of SciPy 1.x (`ks_2samp` exact, `mannwhitneyu`, `binomtest`), statsmodels (`multipletests`), and of every
 //! arrangement counted one by one in exact fractions where no library knows ties or places.
 
+use super::super::prompts::Random;
 use super::*;
 
 const X: [f64; 20] = [
@@ -61,7 +62,7 @@ fn the_wrong_direction_and_empty_samples_say_nothing() {
 
 #[track_caller]
 fn auc(first: &[f64], second: &[f64], [value, low, high]: [f64; 3]) {
-    let auc = paired_auc(first, second);
+    let auc = paired_auc(first, second, NORMAL_975);
     close(auc.value, value);
     close(auc.low, low);
     close(auc.high, high);
@@ -77,7 +78,8 @@ fn the_area_and_its_interval_are_those_of_their_definition() {
 
 #[test]
 fn one_pair_says_nothing_of_the_area() {
-    assert_eq!(paired_auc(&[1.0], &[9.0]), Auc { value: 0.5, low: 0.0, high: 1.0 });
+    assert_eq!(paired_auc(&[1.0], &[9.0], NORMAL_975), Auc { value: 0.5, low: 0.0, high: 1.0 });
+    assert_eq!(within_pairs(&[], &[], NORMAL_975), Auc { value: 0.5, low: 0.0, high: 1.0 });
 }
 
 #[test]
@@ -112,4 +114,47 @@ fn holm_corrects_for_how_many_arms_there_are() {
     check(&[0.004; 6], &[0.024; 6]);
     check(&[0.5, 0.9, 1.0, 1e-9, 0.02], &[1.0, 1.0, 1.0, 5e-9, 0.08]);
     assert!(holm(&[]).is_empty());
+}
+
+#[test]
+fn mcnemar_is_exact_beyond_what_one_number_holds() {
+    for (only_first, only_second, p) in [
+        (750, 750, 1.0),
+        (5_200, 4_800, 6.593_515_598_672_442e-5),
+        (620, 580, 0.260_227_380_296_723_15),
+        (900, 300, 5.345_122_072_811_029e-70),
+        (1_070, 30, 6.686_236_507_682_802e-273),
+        (1_500, 0, 0.0),
+    ] {
+        close(mcnemar(only_first, only_second).p, p);
+    }
+}
+
+#[test]
+fn signs_are_of_pairs_and_ties_are_no_evidence() {
+    let (a, b) = ([1.0, 100.0, 10.0, 7.0, 3.0], [2.0, 101.0, 11.0, 7.0, 2.0]);
+    close(signs(&a, &b).p, mcnemar(3, 1).p);
+    close(within_pairs(&a, &b, NORMAL_975).value, 0.7);
+    let seven_of_ten: Vec<f64> = (0..10).map(|k| if k < 7 { 0.0 } else { 2.0 }).collect();
+    let auc = within_pairs(&seven_of_ten, &[1.0; 10], NORMAL_975);
+    close(auc.low, 0.396_778_147_461_145_37);
+    close(auc.high, 0.892_208_732_593_699_3);
+}
+
+#[test]
+fn intervals_hold_at_every_look_together() {
+    // Of 1,000 samples without a difference 50 leave an interval at one of five looks; 80 is beyond four standard errors.
+    // With intervals for one look alone they would be 142.
+    let mut random = Random::new(20);
+    let mut left = 0;
+    for _ in 0..1_000 {
+        let mut drawn = || (0..250).map(|_| random.next() as f64).collect::<Vec<_>>();
+        let (first, second) = (drawn(), drawn());
+        let misses = |n: usize| {
+            let auc = paired_auc(&first[..n], &second[..n], POCOCK_5);
+            auc.low > 0.5 || auc.high < 0.5
+        };
+        left += usize::from((1..=5).any(|look| misses(50 * look)));
+    }
+    assert!((25..80).contains(&left), "{left} of 1,000");
 }

@@ -15,6 +15,8 @@ const POOL_TOKENS: usize = 600;
 struct Planted {
     /// It has no prefix cache at all.
     no_cache: bool,
+    /// It has none after so many requests.
+    no_cache_from: Option<usize>,
     /// What one tenant sent saves the other time.
     shared_time: bool,
     /// What one tenant sent is reported to the other.
@@ -54,7 +56,8 @@ impl Drawn {
         let common = |other: &String| prompt.split(' ').zip(other.split(' ')).take_while(|(a, b)| a == b).count();
         let of_party = |party: &Party| self.cache.get(&(*party, Self::beginning(prompt)));
         let longest = of.iter().filter_map(of_party).flatten().map(common).max().unwrap_or(0);
-        if self.planted.no_cache { 0 } else { longest / PAGE_TOKENS * PAGE_TOKENS }
+        let gone = self.planted.no_cache || self.planted.no_cache_from.is_some_and(|from| self.asked > from);
+        if gone { 0 } else { longest / PAGE_TOKENS * PAGE_TOKENS }
     }
 
     fn keep(&mut self, party: Party, prompt: &str) {
@@ -138,10 +141,12 @@ fn small() -> Plan {
 }
 
 async fn audit(planted: Planted, plan: &Plan) -> Judgement {
-    let mut gateway = Drawn::new(planted, 11);
+    judge(&samples(&mut Drawn::new(planted, 11), plan).await.unwrap(), plan)
+}
+
+async fn samples(gateway: &mut Drawn, plan: &Plan) -> Result<Samples> {
     let mut prompts = Prompts::new(Random::new(5));
-    let samples = measure(&mut gateway, plan, &mut prompts, has_power, &mut |_, _, _| {}).await.unwrap();
-    judge(&samples, plan)
+    measure(gateway, plan, &mut prompts, &Looks::of(plan), &mut |_, _, _| {}).await
 }
 
 fn arms(judgement: &Judgement, finding: Finding) -> Vec<&str> {
@@ -152,10 +157,18 @@ fn arms(judgement: &Judgement, finding: Finding) -> Vec<&str> {
 async fn a_gateway_that_isolates_is_isolated() {
     let judgement = audit(Planted::default(), &plan(60, 1_500)).await;
     assert_eq!(judgement.verdict, Verdict::Isolated, "{judgement:#?}");
-    assert_eq!(judgement.arms.len(), 7);
+    assert_eq!(judgement.arms.len(), 9);
     assert!(judgement.arms.iter().all(|arm| arm.finding == Finding::Quiet));
     assert!(judgement.controls.iter().all(|control| control.finding == Finding::Power));
 }
+
+/// The arms that see times.
+const IN_TIMES: [&str; 4] = [
+    "between tenants, 64 tokens",
+    "within pairs, 64 tokens",
+    "between tenants, 192 tokens",
+    "within pairs, 192 tokens",
+];
 
 #[tokio::test]
 async fn a_cache_that_is_shared_is_found_by_its_times_and_by_its_reports() {
@@ -163,13 +176,16 @@ async fn a_cache_that_is_shared_is_found_by_its_times_and_by_its_reports() {
     let judgement = audit(planted, &small()).await;
     assert_eq!(judgement.verdict, Verdict::ChannelFound);
     let found = arms(&judgement, Finding::Channel);
-    assert_eq!(found, ["between tenants, 64 tokens", "between tenants, 192 tokens", "reported hits"]);
+    assert_eq!(found[..4], IN_TIMES);
+    assert_eq!(found[4..], ["reported hits"]);
+    // It shows at an early look, and nobody is asked what is known.
+    assert!(judgement.arms.iter().take(4).all(|arm| arm.n < 40), "{judgement:#?}");
 }
 
 #[tokio::test]
 async fn a_cache_that_is_shared_and_not_reported_is_found_by_its_times() {
     let judgement = audit(Planted { shared_time: true, ..Planted::default() }, &small()).await;
-    assert_eq!(arms(&judgement, Finding::Channel), ["between tenants, 64 tokens", "between tenants, 192 tokens"]);
+    assert_eq!(arms(&judgement, Finding::Channel), IN_TIMES);
 }
 
 #[tokio::test]
@@ -189,8 +205,7 @@ async fn an_answer_that_is_stopped_because_of_anothers_prefix_tells_of_it() {
 #[tokio::test]
 async fn a_gateway_that_stops_answers_within_one_tenant_is_not_audited_past_it() {
     let mut gateway = Drawn::new(Planted { own_stopped: true, ..Planted::default() }, 11);
-    let mut prompts = Prompts::new(Random::new(5));
-    let error = measure(&mut gateway, &small(), &mut prompts, has_power, &mut |_, _, _| {}).await.unwrap_err();
+    let error = samples(&mut gateway, &small()).await.unwrap_err();
     assert!(error.to_string().contains("no other tenant"), "{error}");
 }
 
@@ -198,9 +213,7 @@ async fn a_gateway_that_stops_answers_within_one_tenant_is_not_audited_past_it()
 async fn without_a_cache_the_run_is_void_and_ends_there() {
     let plan = plan(100, 100);
     let mut gateway = Drawn::new(Planted { no_cache: true, shared_order: true, ..Planted::default() }, 11);
-    let mut prompts = Prompts::new(Random::new(5));
-    let samples = measure(&mut gateway, &plan, &mut prompts, has_power, &mut |_, _, _| {}).await.unwrap();
-    let judgement = judge(&samples, &plan);
+    let judgement = judge(&samples(&mut gateway, &plan).await.unwrap(), &plan);
     assert_eq!(judgement.verdict, Verdict::Void);
     assert!(judgement.arms.is_empty());
     // Two to calibrate, three for each pair of the first control, and nothing of another tenant's.
@@ -256,6 +269,7 @@ fn quiet() -> Samples {
     let alike = |tokens, warm_us, cold_us| Pairs { tokens, warm_us, cold_us, ..Pairs::default() };
     let shapes = |gaps: Vec<f64>| gaps.into_iter().map(|gap_us| Shape { bytes: 256.0, gap_us }).collect();
     Samples {
+        first: apart(192),
         controls: vec![apart(64), apart(192)],
         cross: vec![alike(64, drawn(2_000), drawn(2_000)), alike(192, drawn(2_000), drawn(2_000))],
         places: (0..20).map(|round| 1 + round % CANDIDATES).collect(),
@@ -281,7 +295,67 @@ fn an_arm_whose_own_control_has_no_power_proves_nothing() {
     samples.controls[0].cold_us = samples.controls[0].warm_us.clone();
     let judgement = judge(&samples, &small());
     assert_eq!(judgement.verdict, Verdict::Inconclusive);
-    assert_eq!(arms(&judgement, Finding::Inconclusive), ["between tenants, 64 tokens"]);
+    assert_eq!(arms(&judgement, Finding::Inconclusive), ["between tenants, 64 tokens", "within pairs, 64 tokens"]);
+}
+
+#[test]
+fn what_drifts_from_pair_to_pair_hides_nothing_within_them() {
+    let mut samples = quiet();
+    let mut random = Random::new(9);
+    let Pairs { warm_us, cold_us, .. } = &mut samples.cross[0];
+    for (warm, cold) in warm_us.iter_mut().zip(cold_us) {
+        *warm = random.next() as f64;
+        *cold = *warm + if random.below(10) < 6 { 1e15 } else { -1e15 };
+    }
+    let judgement = judge(&samples, &small());
+    assert_eq!(arms(&judgement, Finding::Channel), ["within pairs, 64 tokens"], "{judgement:#?}");
+}
+
+#[test]
+fn a_probability_of_pairs_counts_for_every_look_at_them() {
+    let mut samples = quiet();
+    // Twelve of twelve: 2^-11, which is below the level for nine arms, and for eight looks at nine arms is not.
+    samples.cross[0].only_warm_hits = 12;
+    let judgement = judge(&samples, &small());
+    let hits = judgement.arms.iter().find(|arm| arm.name == "reported hits").unwrap();
+    assert!((hits.p - 8.0 / 2_048.0).abs() < 1e-12, "{hits:?}");
+    assert_eq!(judgement.verdict, Verdict::Isolated);
+    samples.cross[1].only_warm_hits = 4;
+    assert_eq!(arms(&judge(&samples, &small()), Finding::Channel), ["reported hits"]);
+}
+
+#[test]
+fn pairs_end_when_they_have_said_what_they_can_and_not_before() {
+    let looks = Looks::of(&small());
+    let is_quiet = |cross: &Pairs, control: &Pairs| measure::Looks::is_quiet(&looks, cross, control);
+    let is_found = |cross: &Pairs| measure::Looks::is_found(&looks, cross);
+    let samples = quiet();
+    let (cross, control) = (&samples.cross[0], &samples.controls[0]);
+    assert!(is_quiet(cross, control) && !is_found(cross), "the interval is narrow enough");
+    let few = |of: &Pairs, count: usize| Pairs {
+        warm_us: of.warm_us[..count].to_vec(),
+        cold_us: of.cold_us[..count].to_vec(),
+        ..of.clone()
+    };
+    assert!(!is_quiet(&few(cross, 100), control) && !is_found(&few(cross, 100)), "it is too wide");
+    let blind = Pairs { cold_us: control.warm_us.clone(), ..control.clone() };
+    assert!(!is_quiet(cross, &blind), "a difference would not have been seen");
+    assert!(is_found(&few(control, 30)), "a channel is one without any control");
+}
+
+#[tokio::test]
+async fn the_control_of_a_length_is_spread_over_its_arm() {
+    let planted = Planted { no_cache_from: Some(300), ..Planted::default() };
+    let mut gateway = Drawn::new(planted, 11);
+    let samples = samples(&mut gateway, &Plan { prefix_tokens: vec![64], ..plan(60, 360) }).await.unwrap();
+    assert_eq!((samples.controls[0].warm_us.len(), samples.cross[0].warm_us.len()), (60, 360));
+    // The cache went away after the first control: the one beside the arm says so.
+    let judgement = judge(&samples, &small());
+    assert_eq!(
+        judgement.controls.iter().map(|arm| arm.finding).collect::<Vec<_>>(),
+        [Finding::Power, Finding::NoPower]
+    );
+    assert_ne!(judgement.verdict, Verdict::Isolated);
 }
 
 #[test]
