@@ -7,6 +7,7 @@ mod note;
 mod peers;
 mod plot;
 mod scheduler;
+mod sidechannel;
 mod simulation;
 
 use crate::phase::execute;
@@ -74,6 +75,18 @@ pub(crate) enum Bench {
     },
     /// The scheduler's own code with thousands of tenants, under an engine that is made up
     SchedulerSimulation,
+    /// The audit for side channels against a gateway of its own: a quarter of an hour for each 64 tokens of all prefixes
+    Sidechannel {
+        /// Lengths of the shared prefixes
+        #[arg(long, value_delimiter = ',', default_value = "64,256")]
+        prefix_tokens: Vec<usize>,
+        /// Pairs in each positive control, at most
+        #[arg(long, default_value_t = 250)]
+        samples: usize,
+        /// Draws prompts and orders
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
     /// Write docs/performance.md and its plots anew from tests/results, without measuring
     Note,
 }
@@ -90,6 +103,10 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
             &scheduler::Options { repetitions: *repetitions, seconds: *seconds, parts, json: *json },
         )?,
         Bench::SchedulerSimulation => simulation::run(root)?,
+        // Says nothing of speed.
+        Bench::Sidechannel { prefix_tokens, samples, seed } => {
+            return sidechannel::run(root, prefix_tokens, *samples, *seed);
+        }
         Bench::Note => {}
     }
     note::write(root)
