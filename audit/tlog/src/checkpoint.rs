@@ -71,25 +71,37 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError`].
     pub fn open(note: &[u8], key: &VerifierKey) -> Result<Self, CheckpointError> {
+        Self::open_note(note, key).map(|(checkpoint, _)| checkpoint)
+    }
+
+    /// The same, and the note again with the signature of `key` alone.
+    ///
+    /// # Errors
+    /// [`CheckpointError`].
+    pub fn open_note(note: &[u8], key: &VerifierKey) -> Result<(Self, String), CheckpointError> {
         if note.len() > CHECKPOINT_BYTES_MAX {
             return Err(CheckpointError::TooLong { length: note.len() });
         }
-        let dash = "— ".as_bytes();
-        let signatures = note.split(|byte| *byte == b'\n').filter(|line| line.starts_with(dash)).count();
+        let signatures = signature_lines(note).count();
         if signatures > SIGNATURES_MAX {
             return Err(CheckpointError::Signatures { signatures });
         }
         let note = Note::from_bytes(note).map_err(|_| CheckpointError::Note)?;
         let known = VerifierList::new(vec![Box::new(key.clone())]);
-        note.verify(&known).map_err(|error| match error {
+        let (signatures, _) = note.verify(&known).map_err(|error| match error {
             NoteError::MalformedNote => CheckpointError::Note,
             _ => CheckpointError::Signature,
         })?;
         let checkpoint = Self::parse(note.text())?;
-        if checkpoint.origin == key.name() { Ok(checkpoint) } else { Err(CheckpointError::Origin) }
+        if checkpoint.origin != key.name() {
+            return Err(CheckpointError::Origin);
+        }
+        let own = Note::new(note.text(), &signatures).map_err(|_| CheckpointError::Form)?.to_bytes();
+        Ok((checkpoint, String::from_utf8(own).map_err(|_| CheckpointError::Form)?))
     }
 
-    fn text(&self) -> String {
+    /// The three lines that are signed.
+    pub(crate) fn text(&self) -> String {
         format!("{}\n{}\n{}\n", self.origin, self.size, self.root)
     }
 
@@ -106,6 +118,11 @@ impl Checkpoint {
         let exact = checkpoint.text() == text && !origin.is_empty() && size <= TREE_SIZE_MAX;
         if exact { Ok(checkpoint) } else { Err(CheckpointError::Form) }
     }
+}
+
+/// The signature lines of a note, or of a witness's answer, without their newlines.
+pub(crate) fn signature_lines(note: &[u8]) -> impl Iterator<Item = &[u8]> {
+    note.split(|byte| *byte == b'\n').filter(|line| line.starts_with("— ".as_bytes()))
 }
 
 #[cfg(test)]
@@ -175,8 +192,9 @@ mod tests {
         let key = signer().verifier_key();
         let mut note = checkpoint.sign(&signer()).unwrap();
         let witness = "— witness.example AAAAAAECAwQFBgc=\n";
+        let bare = note.clone();
         note.push_str(&witness.repeat(15));
-        assert!(Checkpoint::open(note.as_bytes(), &key).is_ok());
+        assert_eq!(Checkpoint::open_note(note.as_bytes(), &key), Ok((checkpoint, bare)));
         note.push_str(witness);
         assert_eq!(Checkpoint::open(note.as_bytes(), &key), Err(CheckpointError::Signatures { signatures: 17 }));
         note.push_str(&witness.repeat(983));

@@ -1,10 +1,11 @@
-//! Ed25519 keys of signed notes (algorithm byte 0x01), in the text forms that other implementations read.
+//! Ed25519 keys of logs in signed notes (algorithm byte 0x01), in the text forms that other implementations read.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use ed25519_dalek::{SIGNATURE_LENGTH, Signature, SignatureError, Signer as _, SigningKey, VerifyingKey};
 use std::fmt;
 use zeroize::{Zeroize as _, Zeroizing};
 
+/// Algorithm byte of a log's signatures.
 const ED25519: u8 = 1;
 /// Longest key line that is read: a name, and 100 characters for the rest.
 const KEY_BYTES_MAX: usize = 512;
@@ -18,15 +19,15 @@ pub enum KeyError {
     /// Not the form of a key line.
     #[error("not a key line")]
     Form,
-    /// The algorithm is not Ed25519.
-    #[error("the key is not of type ed25519")]
+    /// The key is for signatures of another kind: a witness's where a log's belongs, or the other way round.
+    #[error("the key is not of the kind that belongs here")]
     Algorithm,
     /// The key id does not belong to name and key.
     #[error("the key id does not belong to the key and its name")]
     Id,
 }
 
-fn check_name(name: &str) -> Result<(), KeyError> {
+pub(crate) fn check_name(name: &str) -> Result<(), KeyError> {
     let plain = !name.chars().any(char::is_control) && name.len() <= KEY_BYTES_MAX - 100;
     if plain && signed_note::is_key_name_valid(name) { Ok(()) } else { Err(KeyError::Name) }
 }
@@ -52,7 +53,7 @@ impl LogSigner {
     pub fn from_seed(name: &str, seed: &[u8; 32]) -> Result<Self, KeyError> {
         check_name(name)?;
         let key = SigningKey::from_bytes(seed);
-        let id = key_id(name, key.verifying_key().as_bytes());
+        let id = key_id(name, ED25519, key.verifying_key().as_bytes());
         Ok(Self { name: name.to_owned(), id, key })
     }
 
@@ -64,7 +65,7 @@ impl LogSigner {
         let rest = line.strip_prefix("PRIVATE+KEY+").ok_or(KeyError::Form)?;
         let (name, id, key) = split(rest)?;
         let mut key = Zeroizing::new(key);
-        let seed: Zeroizing<[u8; 32]> = Zeroizing::new(material(&key)?);
+        let seed: Zeroizing<[u8; 32]> = Zeroizing::new(material(&key, ED25519)?);
         key.zeroize();
         let signer = Self::from_seed(name, &seed)?;
         if signer.id == id { Ok(signer) } else { Err(KeyError::Id) }
@@ -73,12 +74,7 @@ impl LogSigner {
     /// The secret line that [`LogSigner::parse`] reads.
     #[must_use]
     pub fn secret_line(&self) -> Zeroizing<String> {
-        let mut material = Zeroizing::new([ED25519; 33]);
-        if let Some(seed) = material.get_mut(1..) {
-            seed.copy_from_slice(self.key.as_bytes());
-        }
-        let key = Zeroizing::new(BASE64_STANDARD.encode(material.as_slice()));
-        Zeroizing::new(format!("PRIVATE+KEY+{}+{:08x}+{}", self.name, self.id, key.as_str()))
+        secret_line(&self.name, self.id, ED25519, self.key.as_bytes())
     }
 
     /// The public half.
@@ -122,16 +118,8 @@ impl VerifierKey {
     /// # Errors
     /// [`KeyError`].
     pub fn parse(line: &str) -> Result<Self, KeyError> {
-        let (name, id, key) = split(line)?;
-        let key = VerifyingKey::from_bytes(&material(&key)?).map_err(|_| KeyError::Form)?;
-        // A key of small order would accept signatures of anybody.
-        if key.is_weak() {
-            return Err(KeyError::Form);
-        }
-        if key_id(name, key.as_bytes()) != id {
-            return Err(KeyError::Id);
-        }
-        Ok(Self { name: name.to_owned(), id, key })
+        let (name, id, key) = parse_public(line, ED25519)?;
+        Ok(Self { name, id, key })
     }
 
     /// The key's name, which is the log's origin.
@@ -168,14 +156,38 @@ impl signed_note::Verifier for VerifierKey {
     }
 }
 
-fn key_id(name: &str, key: &[u8; 32]) -> u32 {
-    let mut material = vec![ED25519];
+pub(crate) fn key_id(name: &str, algorithm: u8, key: &[u8; 32]) -> u32 {
+    let mut material = vec![algorithm];
     material.extend_from_slice(key);
     signed_note::key_id(name, &material)
 }
 
+/// `PRIVATE+KEY+<name>+<id>+<key>`.
+pub(crate) fn secret_line(name: &str, id: u32, algorithm: u8, seed: &[u8; 32]) -> Zeroizing<String> {
+    let mut material = Zeroizing::new([algorithm; 33]);
+    if let Some(place) = material.get_mut(1..) {
+        place.copy_from_slice(seed);
+    }
+    let key = Zeroizing::new(BASE64_STANDARD.encode(material.as_slice()));
+    Zeroizing::new(format!("PRIVATE+KEY+{name}+{id:08x}+{}", key.as_str()))
+}
+
+/// Reads `<name>+<id>+<key>` of a public key of that kind.
+pub(crate) fn parse_public(line: &str, algorithm: u8) -> Result<(String, u32, VerifyingKey), KeyError> {
+    let (name, id, key) = split(line)?;
+    let key = VerifyingKey::from_bytes(&material(&key, algorithm)?).map_err(|_| KeyError::Form)?;
+    // A key of small order would accept signatures of anybody.
+    if key.is_weak() {
+        return Err(KeyError::Form);
+    }
+    if key_id(name, algorithm, key.as_bytes()) != id {
+        return Err(KeyError::Id);
+    }
+    Ok((name.to_owned(), id, key))
+}
+
 /// Splits `<name>+<id>+<key>`, the key still with its algorithm byte.
-fn split(line: &str) -> Result<(&str, u32, Vec<u8>), KeyError> {
+pub(crate) fn split(line: &str) -> Result<(&str, u32, Vec<u8>), KeyError> {
     if line.len() > KEY_BYTES_MAX {
         return Err(KeyError::Form);
     }
@@ -192,9 +204,9 @@ fn split(line: &str) -> Result<(&str, u32, Vec<u8>), KeyError> {
     Ok((name, number, BASE64_STANDARD.decode(key).map_err(|_| KeyError::Form)?))
 }
 
-fn material(key: &[u8]) -> Result<[u8; 32], KeyError> {
+pub(crate) fn material(key: &[u8], algorithm: u8) -> Result<[u8; 32], KeyError> {
     match key.split_first() {
-        Some((&ED25519, key)) => key.try_into().map_err(|_| KeyError::Form),
+        Some((found, key)) if *found == algorithm => key.try_into().map_err(|_| KeyError::Form),
         Some(_) => Err(KeyError::Algorithm),
         None => Err(KeyError::Form),
     }

@@ -1,16 +1,20 @@
-//! A transparency log's mathematics and file formats: RFC 6962 trees, C2SP signed notes, checkpoints, tiles and proofs.
+//! A transparency log's mathematics and file formats: RFC 6962 trees, C2SP signed notes, checkpoints, tiles, proofs,
+//! cosignatures and what witnesses are asked.
 //!
 //! Specification code only: it knows nothing of what the entries mean, does no I/O, and can be tested with published
 //! vectors alone. Every parser is bounded and takes exactly one form of each value.
 #![forbid(unsafe_code)]
 
 mod checkpoint;
+mod cosignature;
 mod key;
 mod proof;
 mod tile;
 mod tree;
+mod witness;
 
 pub use checkpoint::{CHECKPOINT_BYTES_MAX, Checkpoint, CheckpointError, SIGNATURES_MAX};
+pub use cosignature::{Cosignature, Cosigner, CosignerKey};
 pub use key::{KeyError, LogSigner, VerifierKey};
 pub use proof::{EXTRA_BYTES_MAX, PROOF_BYTES_MAX, ProofError, TlogProof};
 pub use tile::{
@@ -21,4 +25,7 @@ pub use tlog_tiles::Hash;
 pub use tree::{
     Edge, FullTile, PROOF_HASHES_MAX, TREE_SIZE_MAX, TreeError, check_consistency, check_inclusion, leaf_hash,
     node_hash,
+};
+pub use witness::{
+    ADD_CHECKPOINT_BYTES_MAX, AddCheckpoint, AddCheckpointError, CONSISTENCY_HASHES_MAX, TLOG_SIZE, origin_of,
 };
