@@ -20,6 +20,7 @@ mod split;
 mod swap;
 mod templates;
 mod tenants;
+mod witnesses;
 
 use crate::phase::command_line;
 use crate::setup;
@@ -66,6 +67,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         swap::SWAPPED,
         templates::TEMPLATES,
         tenants::TENANTS,
+        witnesses::WITNESSES,
     ];
     MUTATIONS.iter().chain(OTHERS.iter().copied().flatten())
 }

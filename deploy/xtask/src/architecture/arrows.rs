@@ -62,6 +62,7 @@ const ARROWS: &[(&str, &str, Reach)] = &[
     ("audit-provenance", "audit/provenance", Only(&["policies-domain"])),
     ("audit-log", "audit/log", Only(&["audit-tlog", "audit-provenance", "policies-domain"])),
     ("audit-verify", "audit/verify", Only(&["audit-tlog", "audit-provenance", "policies-domain"])),
+    ("audit-witness", "audit/witness", Only(&["audit-tlog"])),
     ("policies-authz", "policies/authz", Only(&["policies-domain"])),
     ("policies-domain", "policies/domain", Only(&[])),
     (
@@ -91,6 +92,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("stateright", &["engine-handoff"]),
     ("cudarc", &["engine-cuda"]),
     ("minijinja", &["engine-model"]),
+    ("hyper", &["audit-witness"]),
     ("ed25519-dalek", &["audit-tlog", "gateway-auth"]),
     ("signed_note", &["audit-tlog"]),
     ("tlog_tiles", &["audit-tlog"]),
@@ -322,6 +324,7 @@ mod tests {
             ("audit-log", "pingora-core"),
             ("engine-runtime", "cudarc"),
             ("audit-log", "ed25519-dalek"),
+            ("gateway-server", "hyper-util"),
             ("audit-verify", "signed_note"),
         ] {
             assert_eq!(outside_things_have_one_home(&with_arrow(from, to, false, &[])).len(), 1, "{from} -> {to}");
