@@ -145,6 +145,22 @@ impl Tenancy {
         self.0.of.get(&tenant).unwrap_or(&self.0.otherwise)
     }
 
+    /// Of everybody's terms, under their numbers: two processes that share out the work of the same tenants have the same.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key("bulkhead 2026 terms of the tenants v1");
+        for (tenant, terms) in &self.0.of {
+            let TenantTerms { class, weight, kv_permille, queue_max, exclusive, speculates } = *terms;
+            let queue_max = queue_max.map_or(u64::MAX, |queue_max| queue_max as u64);
+            hasher.update(&tenant.bits().to_le_bytes());
+            hasher.update(&[class as u8, u8::from(exclusive), u8::from(speculates)]);
+            hasher.update(&weight.to_le_bytes());
+            hasher.update(&kv_permille.unwrap_or(u32::MAX).to_le_bytes());
+            hasher.update(&queue_max.to_le_bytes());
+        }
+        *hasher.finalize().as_bytes()
+    }
+
     /// Of so many pages, those that nobody takes from this tenant. All guarantees together are four fifths of the pages.
     #[must_use]
     pub fn guaranteed_pages(&self, tenant: Label, pages: usize) -> usize {
@@ -191,6 +207,29 @@ mod tests {
         assert_eq!([1, 2, 3].map(|tenant| tenancy.guaranteed_pages(label(tenant), 1000)), [500, 150, 150]);
         let wrong = Tenancy::new([(label(1), terms(1, Some(500))), (label(2), terms(1, Some(301)))]);
         assert_eq!(wrong.unwrap_err(), Overpromised { permille: 801, permille_max: 800 });
+    }
+
+    #[test]
+    fn two_processes_have_the_same_terms_only_if_all_of_them_are() {
+        let of = |tenants: &[(u32, TenantTerms)]| {
+            Tenancy::new(tenants.iter().map(|(number, terms)| (label(*number), *terms))).unwrap().digest()
+        };
+        let (one, two) = (terms(1, None), terms(2, Some(100)));
+        let digest = of(&[(1, one), (2, two)]);
+        assert_eq!(of(&[(2, two), (1, one)]), digest, "in whatever order they are told");
+        for other in [
+            TenantTerms { class: Class::Batch, ..one },
+            TenantTerms { weight: 3, ..one },
+            TenantTerms { kv_permille: Some(0), ..one },
+            TenantTerms { queue_max: Some(0), ..one },
+            TenantTerms { exclusive: true, ..one },
+            TenantTerms { speculates: false, ..one },
+        ] {
+            assert_ne!(of(&[(1, other), (2, two)]), digest, "{other:?}");
+        }
+        assert_ne!(of(&[(1, two), (2, one)]), digest, "each under its number");
+        assert_ne!(of(&[(1, one), (2, two), (3, one)]), digest);
+        assert_ne!(of(&[(1, one)]), Tenancy::default().digest());
     }
 
     #[test]

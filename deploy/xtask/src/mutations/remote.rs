@@ -14,6 +14,14 @@ pub(super) const REMOTE: &[Mutation] = &[
         tests: "test(who_does_not_fit_is_told_why)",
     },
     Mutation {
+        name: "remote: both processes have the same tenants under the same terms",
+        file: "engine/runtime/src/remote/introduction.rs",
+        find: "if hello.tenancy.is_none_or(|tenancy| *tenancy != offer.tenancy) {",
+        replace: "if hello.tenancy.is_some_and(|tenancy| tenancy.len() != offer.tenancy.len()) {",
+        packages: PACKAGES,
+        tests: "test(who_does_not_fit_is_told_why)",
+    },
+    Mutation {
         name: "remote: a worker has room for the longest request",
         file: "engine/runtime/src/remote/introduction.rs",
         find: "if tokens < there {",

@@ -49,6 +49,8 @@ pub(super) fn introduce(hello: Hello, sender: &LinkSender, receiver: &mut LinkRe
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offer {
     pub(super) fingerprint: [u8; 32],
+    /// Digest of the tenants' terms.
+    pub(super) tenancy: [u8; 32],
     pub(super) welcome: Welcome,
     /// Bytes of K and V of one layer of a page.
     pub(super) content_bytes: usize,
@@ -98,6 +100,9 @@ fn judge(hello: &Hello, offer: Offer) -> Result<Agreed, Refused> {
     }
     if *hello.fingerprint != offer.fingerprint {
         return Err(Refused::Model);
+    }
+    if hello.tenancy.is_none_or(|tenancy| *tenancy != offer.tenancy) {
+        return Err(Refused::Tenancy);
     }
     let there = u64::from(hello.context_max);
     match offer.requests {

@@ -95,8 +95,16 @@ fn serving(config: EngineConfig, fingerprint: [u8; 32]) -> Serving<Tracer> {
 }
 
 fn deciding(inbox: &Arc<Inbox>, counters: &Arc<Counters>) -> (Deciding, DecodeGroup, Machine<Tracer>) {
+    deciding_for(&Tenancy::default(), inbox, counters)
+}
+
+fn deciding_for(
+    tenancy: &Tenancy,
+    inbox: &Arc<Inbox>,
+    counters: &Arc<Counters>,
+) -> (Deciding, DecodeGroup, Machine<Tracer>) {
     let machine = machine(CONFIG.pages);
-    let stepper = Stepper::new(Role::Decode, inbox.clone(), counters.clone(), CONFIG);
+    let stepper = Stepper::new(Role::Decode, inbox.clone(), counters.clone(), CONFIG).for_tenants(tenancy);
     let (deciding, group) = Deciding::new(stepper, &machine, FINGERPRINT, CONTEXT).unwrap();
     (deciding, group, machine)
 }
@@ -144,8 +152,12 @@ fn connecting(site: &Site, role: engine_link::Role, inbox: &Arc<Inbox>) -> Conne
 
 impl Half {
     fn new(site: &Site) -> Self {
+        Self::for_tenants(&Tenancy::default(), site)
+    }
+
+    fn for_tenants(tenancy: &Tenancy, site: &Site) -> Self {
         let (inbox, counters) = (Arc::new(Inbox::new(64)), Arc::new(Counters::new()));
-        let (mut deciding, group, machine) = deciding(&inbox, &counters);
+        let (mut deciding, group, machine) = deciding_for(tenancy, &inbox, &counters);
         let between = deciding.between.clone();
         let connecting = connecting(site, engine_link::Role::Decode, &inbox);
         let threads = vec![
@@ -270,9 +282,11 @@ fn a_worker_keeps_prefixes_as_long_as_its_link_and_no_longer() {
     let site = Site::new();
     let listener = site.listener();
     let caching = EngineConfig { prefix_cache: true, ..CONFIG };
+    let tenancy = Tenancy::new([1, 2].map(|tenant| (label(tenant), TenantTerms::default()))).unwrap();
+    let of_worker = tenancy.clone();
     let worker = thread::spawn(move || {
         let mut serving = self::serving(caching, FINGERPRINT);
-        serving.tenancy = Tenancy::new([1, 2].map(|tenant| (label(tenant), TenantTerms::default()))).unwrap();
+        serving.tenancy = of_worker;
         for _ in 0..2 {
             serving.serve(listener.accept().unwrap().shake_hands().unwrap(), None).unwrap();
             assert_eq!(serving.machine.pool.counts().free, CONFIG.pages, "whose they are, nobody knows any more");
@@ -280,7 +294,7 @@ fn a_worker_keeps_prefixes_as_long_as_its_link_and_no_longer() {
         }
     });
     for link in 0..2 {
-        let mut half = Half::new(&site);
+        let mut half = Half::for_tenants(&tenancy, &site);
         let greedy = Sampling { max_tokens: Some(5), temperature: 0.0, ..Sampling::default() };
         let asked = [(1, 100), (1, 100), (2, 100), (1, 120), (3, 100), (3, 100)];
         let found = asked.map(|(tenant, tokens)| {
@@ -432,7 +446,9 @@ fn refused_by(site: &Site, serving: Serving<Tracer>, hello: Hello) -> Refused {
 
 fn hello() -> Hello {
     let (secret, fingerprint, context_max) = ([9; 32].into(), FINGERPRINT.into(), CONTEXT as u32);
-    Hello { version: VERSION, secret, life: 5, fingerprint, slots: 4, context_max, boot: 1, pages: 64, places: 9 }
+    let tenancy = Some(Tenancy::default().digest().into());
+    let (slots, boot, pages, places) = (4, 1, 64, 9);
+    Hello { version: VERSION, secret, life: 5, fingerprint, slots, context_max, boot, pages, places, tenancy }
 }
 
 #[test]
@@ -440,7 +456,9 @@ fn who_does_not_fit_is_told_why() {
     let site = Site::new();
     let small = EngineConfig { pages: 63, ..CONFIG };
     for (serving, hello, wanted) in [
-        (serving(CONFIG, FINGERPRINT), Hello { version: 2, ..hello() }, Refused::Version(VERSION)),
+        (serving(CONFIG, FINGERPRINT), Hello { version: 1, tenancy: None, ..hello() }, Refused::Version(VERSION)),
+        (serving(CONFIG, FINGERPRINT), Hello { tenancy: Some([0; 32].into()), ..hello() }, Refused::Tenancy),
+        (serving(CONFIG, FINGERPRINT), Hello { tenancy: None, ..hello() }, Refused::Tenancy),
         (serving(CONFIG, [8; 32]), hello(), Refused::Model),
         (serving(small, FINGERPRINT), hello(), Refused::Pages(63 * 16, 1024)),
     ] {

@@ -16,7 +16,7 @@ use minicbor::{Decode, Encode};
 use policies_domain::{Epoch, Generation, Label, PageId, PageRead, PageTrace, RequestId};
 
 /// The version of these words.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// The one kind of frame.
 const KIND: u8 = 1;
 
@@ -80,6 +80,9 @@ pub(super) struct Hello {
     /// Requests that run and wait, at most.
     #[n(8)]
     pub(super) places: u32,
+    /// Digest of the tenants' terms under their numbers. Who spoke version 1 did not say it.
+    #[n(9)]
+    pub(super) tenancy: Option<ByteArray<32>>,
 }
 
 impl std::fmt::Debug for Hello {
@@ -124,6 +127,12 @@ pub(crate) enum Refused {
     #[n(5)]
     #[error("it takes requests of up to {0} tokens, the gateway of up to {1}: see `engine.context_tokens_max`")]
     Context(#[n(0)] u64, #[n(1)] u64),
+    /// Tenants come as numbers: somebody would be served by another one's terms.
+    #[n(6)]
+    #[error(
+        "its tenants or their terms are not the same: give both the same keys in the same order, and the same `[scheduler.tenants]`"
+    )]
+    Tenancy,
     /// The system fails it.
     #[n(4)]
     #[error("it got no random bytes from the system, or cannot hand over pages of this size")]

@@ -176,8 +176,9 @@ impl<C: Compute> Serving<C> {
     ) -> Result<Self, StartEngineError> {
         let pages = u32::try_from(config.pages).unwrap_or(u32::MAX);
         let welcome = Welcome { life: 0, boot: random_number()?, pages };
-        let offer = Offer { fingerprint, welcome, content_bytes: machine.compute.content_bytes(), requests };
         let (numbers, tenancy) = (PageNumbers::from(0), Tenancy::default());
+        let content_bytes = machine.compute.content_bytes();
+        let offer = Offer { fingerprint, tenancy: tenancy.digest(), welcome, content_bytes, requests };
         Ok(Self { machine, config, offer, bounds, numbers, counters, tenancy })
     }
 
@@ -189,7 +190,8 @@ impl<C: Compute> Serving<C> {
         if self.config.prefix_cache {
             self.machine.keep_prefixes(random().map_err(|_| MeetError::Entropy)?, self.offer.fingerprint);
         }
-        let offer = Offer { welcome: Welcome { life: life.0, ..self.offer.welcome }, ..self.offer };
+        let (welcome, tenancy) = (Welcome { life: life.0, ..self.offer.welcome }, self.tenancy.digest());
+        let offer = Offer { welcome, tenancy, ..self.offer };
         let Agreed { terms, slots, boot, pages, places } = introduction::answer(offer, &sender, &mut receiver)?;
         let inbox = Arc::new(Inbox::new(slots));
         let config = EngineConfig { sequences_max: slots, ..self.config };
@@ -262,6 +264,7 @@ pub(crate) struct Deciding {
     boot: u64,
     pages: u32,
     numbers: PageNumbers,
+    tenancy: [u8; 32],
     counters: Arc<Counters>,
 }
 
@@ -280,9 +283,12 @@ impl Deciding {
         let pages = u32::try_from(stepper.config.pages).unwrap_or(u32::MAX);
         let (between, counters) = (Between::new(stepper.inbox.clone()), stepper.counters.clone());
         counters.worker_away.store(true, Ordering::SeqCst);
+        let tenancy = stepper.scheduler.tenancy().digest();
         let group = DecodeGroup::new(stepper, terms.clone(), life, None, random()?);
         let (boot, numbers) = (random_number()?, PageNumbers::from(pages));
-        Ok((Self { between, secret, terms, life, slots, places, context_max, boot, pages, numbers, counters }, group))
+        let deciding =
+            Self { between, secret, terms, life, slots, places, context_max, boot, pages, numbers, tenancy, counters };
+        Ok((deciding, group))
     }
 
     /// One life of the prefill group. With `bounds` for their prompts, requests come from there, and their readers are.
@@ -298,6 +304,7 @@ impl Deciding {
             boot: self.boot,
             pages: self.pages,
             places: u32::try_from(self.places).unwrap_or(u32::MAX),
+            tenancy: Some(self.tenancy.into()),
         };
         let welcome = introduction::introduce(hello, &sender, &mut receiver)?;
         let between = &self.between;
