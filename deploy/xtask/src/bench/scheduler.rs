@@ -231,6 +231,7 @@ fn prices_text(result: &Json, text: &mut String) {
         ("output_tokens_per_second", "`constant-shape`, 4 streams: tokens/s"),
         ("ttft_ms_p50", "`constant-shape`: p50 TTFT, ms"),
         ("itl_ms_p50", "`constant-shape`: p50 from text to text, ms"),
+        ("tpot_ms_p50", "`constant-shape`: p50 TPOT, ms"),
     ] {
         row(called.to_owned(), &result["shaped"]["figures"][figure], "plain", "shaped");
     }
@@ -244,7 +245,7 @@ fn prices_text(result: &Json, text: &mut String) {
 }
 
 /// Figures of the table beside the other server.
-const SERVED: [(&str, &str); 8] = [
+const SERVED: [(&str, &str); 9] = [
     ("output_tokens_per_second", "output of all streams, tokens/s"),
     ("ttft_ms_p50", "TTFT p50, ms"),
     ("ttft_ms_p95", "TTFT p95, ms"),
@@ -253,6 +254,7 @@ const SERVED: [(&str, &str); 8] = [
     ("itl_ms_p95", "ITL p95, ms"),
     ("itl_ms_p99", "ITL p99, ms"),
     ("itl_ms_max", "largest ITL, ms"),
+    ("tpot_ms_p50", "TPOT p50, ms"),
 ];
 
 fn served_text(served: &Json, text: &mut String) {
@@ -261,11 +263,18 @@ fn served_text(served: &Json, text: &mut String) {
     }
     let _ = writeln!(
         text,
-        "\nThe gateway beside `llama-server` ({}), the same file and threads, prompts of {} tokens and answers of {}:\n\n\
+        "\nThe gateway beside `llama-server` ({}): the same file and threads, the same prompts of {} tokens, greedy answers of {}\n\
+         tokens. Of the {} answers that were compared before, {} are the same to the last character; half of them are the same\n\
+         for the first {} of {} characters or more. ITL is from text to text, and a step that guessed well writes several tokens;\n\
+         TPOT is from token to token on average. p99 of TTFT is the largest of a repetition.\n\n\
          | streams | | gateway | llama-server, the better of two settings | ratio |\n| --- | --- | --- | --- | --- |",
         words(&served["peer"]),
         served["prompt_tokens"],
         served["completion_tokens"],
+        served["alike"]["answers"],
+        served["alike"]["same"],
+        served["alike"]["same_characters_median"],
+        served["alike"]["characters_median"],
     );
     for size in served["sizes"].as_array().into_iter().flatten() {
         for (name, called) in SERVED {
@@ -274,6 +283,24 @@ fn served_text(served: &Json, text: &mut String) {
             let _ = writeln!(text, "| {} | {called} | {} |", size["streams"], cells.join(" | "));
         }
     }
+    text.push_str(
+        "\nThe client, which shares the processors with the servers, and everybody else had these shares of all processors:\n\n\
+         | streams | beside | client | server | everybody else |\n| --- | --- | --- | --- | --- |\n",
+    );
+    for size in served["sizes"].as_array().into_iter().flatten() {
+        for (name, facts) in size["facts"].as_object().into_iter().flatten() {
+            let called = if name == "bulkhead" { "gateway".to_owned() } else { format!("llama-server, {name}") };
+            let cells = ["client", "server", "others"].map(|who| percent(&facts[format!("{who}_cpu_share")]));
+            let _ = writeln!(text, "| {} | {called} | {} |", size["streams"], cells.join(" | "));
+        }
+    }
+}
+
+/// `1.2 % (1.1 to 1.3)` of a spread of shares.
+fn percent(spread: &Json) -> String {
+    let part =
+        |name: &str| spread[name].as_f64().map_or_else(|| "?".to_owned(), |share| format!("{:.1}", share * 100.0));
+    format!("{} % ({} to {})", part("median"), part("min"), part("max"))
 }
 
 /// `1.23 (1.20 to 1.30)`.
@@ -386,6 +413,27 @@ mod tests {
         let mut result = json!({"uniform": 1, "quiet": 2});
         merge(&mut result, &json!({"quiet": 3, "served": 4}));
         assert_eq!(result, json!({"uniform": 1, "quiet": 3, "served": 4}));
+    }
+
+    #[test]
+    fn the_table_beside_another_server_says_who_used_the_processors() {
+        let spread = |median: f64| json!({"median": median, "min": median, "max": median});
+        let facts = json!({"client_cpu_share": spread(0.012), "server_cpu_share": spread(0.95), "others_cpu_share": spread(0.0)});
+        let figure = json!({"bulkhead": spread(20.0), "peer": spread(10.0), "ratio": spread(2.0)});
+        let size = json!({
+            "streams": 4, "figures": {"output_tokens_per_second": figure}, "facts": {"bulkhead": facts, "defaults": facts},
+        });
+        let mut text = String::new();
+        served_text(&json!({"peer": "p==1", "alike": {"answers": 32, "same": 20}, "sizes": [size]}), &mut text);
+        for line in [
+            "| 4 | output of all streams, tokens/s | 20.0 (20.0 to 20.0) | 10.0 (10.0 to 10.0) | 2.00 (2.00 to 2.00) |",
+            "| 4 | gateway | 1.2 % (1.2 to 1.2) | 95.0 % (95.0 to 95.0) | 0.0 % (0.0 to 0.0) |",
+            "| 4 | llama-server, defaults |",
+            "Of the 32 answers that were compared before, 20 are the same",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        served_text(&Json::Null, &mut text);
     }
 
     #[test]
