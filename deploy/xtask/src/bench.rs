@@ -75,7 +75,7 @@ pub(crate) enum Bench {
     },
     /// The scheduler's own code with thousands of tenants, under an engine that is made up
     SchedulerSimulation,
-    /// The audit for side channels against a gateway of its own: a quarter of an hour for each 64 tokens of all prefixes
+    /// The audit for side channels against a gateway of its own: two minutes, and five for each 64 tokens of all prefixes
     Sidechannel {
         /// Lengths of the shared prefixes
         #[arg(long, value_delimiter = ',', default_value = "64,256")]

@@ -11,6 +11,9 @@ use std::process::{Command, Stdio};
 /// KV pages of the gateway: few, so that the eviction oracle's flood takes all of them in seconds.
 const PAGES: usize = 512;
 
+/// Rounds of the other oracles.
+const ROUNDS: usize = 12;
+
 pub(super) fn run(root: &Path, prefix_tokens: &[usize], samples: usize, seed: u64) -> Result<()> {
     let bulkhead = super::bulkhead(root)?;
     execute(setup::cargo(root).args([
@@ -23,13 +26,16 @@ pub(super) fn run(root: &Path, prefix_tokens: &[usize], samples: usize, seed: u6
         "bulkhead-verify",
     ]))?;
     let prefix_tokens = prefix_tokens.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    let model = super::model(&bulkhead)?;
+    super::wait_for_quiet();
     let output = Command::new("python3")
         .arg(root.join("tests/clients/sidechannel.py"))
         .arg(&bulkhead)
         .arg(setup::target(root).join("release/bulkhead-verify"))
-        .arg(super::model(&bulkhead)?)
+        .arg(model)
         .arg(PAGES.to_string())
-        .args(["--prefix-tokens", &prefix_tokens, "--samples", &samples.to_string(), "--seed", &seed.to_string()])
+        .args(["--prefix-tokens", &prefix_tokens, "--samples", &samples.to_string()])
+        .args(["--rounds", &ROUNDS.to_string(), "--seed", &seed.to_string()])
         .stderr(Stdio::inherit())
         .output()
         .context("python3 cannot be started")?;

@@ -57,6 +57,9 @@ pub(crate) enum Audit {
         /// Pairs in each positive control, and six times as many in each arm between tenants, whose claim needs them; at most
         #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(i64).range(SAMPLES_MIN..=SAMPLES_MAX / 6))]
         samples: i64,
+        /// Rounds of each oracle: order, eviction, speculation; by `--samples` when not given
+        #[arg(long, conflicts_with = "quick", value_parser = clap::value_parser!(i64).range(12..=ROUNDS_MAX as i64))]
+        rounds: Option<i64>,
         /// Lengths of the shared prefixes
         #[arg(long, value_delimiter = ',', default_value = "64,512,1500",
               value_parser = clap::value_parser!(i64).range(32..=1_000_000))]
@@ -87,14 +90,28 @@ impl NotIsolated {
 
 /// Makes the audit and prints its result.
 pub(crate) async fn run(what: Audit) -> Result<()> {
-    let Audit::Sidechannel { address, json, output, quick, samples, prefix_tokens, flood_tokens, constant_shape, seed } =
-        what;
+    let Audit::Sidechannel {
+        address,
+        json,
+        output,
+        quick,
+        samples,
+        rounds,
+        prefix_tokens,
+        flood_tokens,
+        constant_shape,
+        seed,
+    } = what;
     let address = Address::parse(&address)?;
     let keys = keys(environment::audit_keys())?;
     let mut prefix_tokens: Vec<usize> = prefix_tokens.into_iter().map(count).collect();
     prefix_tokens.sort_unstable();
     prefix_tokens.dedup();
-    let size = if quick { Size::QUICK } else { Size::of(count(samples)) };
+    let size = match (quick, rounds) {
+        (true, _) => Size::QUICK,
+        (false, None) => Size::of(count(samples)),
+        (false, Some(rounds)) => Size::of(count(samples)).with_rounds(count(rounds)),
+    };
     let plan = size.plan(prefix_tokens, count(flood_tokens), constant_shape);
     let seed = seed.map_or_else(getrandom::u64, Ok).context("the system gave no random bytes")?;
     let report = sidechannel(address.clone(), keys.clone(), plan, seed).await?;
@@ -170,6 +187,10 @@ impl Size {
             eviction_pairs: (samples / 10).clamp(12, ROUNDS_MAX),
             stream_pairs: fifth.min(ROUNDS_MAX),
         }
+    }
+
+    fn with_rounds(self, rounds: usize) -> Self {
+        Self { order_rounds: rounds, eviction_pairs: rounds, stream_pairs: rounds, ..self }
     }
 
     fn plan(self, prefix_tokens: Vec<usize>, flood_tokens: usize, constant_shape: bool) -> Plan {
