@@ -1,13 +1,9 @@
-//! What steps cost, before they are made and after.
+//! What steps cost, before they are made and after: measured at the start, and fitted to what passes take ever since.
 
+mod fit;
+
+use fit::Fit;
 use std::time::Duration;
-
-/// How fast a measured factor follows: about the last twenty steps.
-const CORRECTION_WEIGHT: f64 = 0.05;
-/// One step that took longer than this many times what was predicted was disturbed from outside: it counts as this.
-const SURPRISE_MAX: f64 = 4.0;
-/// Beyond this a model of costs is no model.
-const CORRECTION_MAX: f64 = 100.0;
 
 /// What an engine's passes cost, in microseconds: measured at the start.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,19 +46,32 @@ pub struct Row {
     pub depth: usize,
 }
 
-/// Predicts passes, and is corrected by what they took.
+/// Predicts passes, and is corrected by what they took. Every prediction of a pass with rows is more than nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
     costs: Costs,
-    /// What passes of each kind take against what was measured at the start.
-    correction: [f64; 2],
+    prefill: Fit,
+    decode: Fit,
 }
 
 impl CostModel {
     /// With nothing to correct yet.
     #[must_use]
     pub fn new(costs: Costs) -> Self {
-        Self { costs, correction: [1.0; 2] }
+        let Costs { decode_us, row_us, read_us, prefill_us, token_us, depth_us } = costs;
+        let mut model = Self {
+            costs,
+            prefill: Fit::new([prefill_us, token_us, depth_us]),
+            decode: Fit::new([decode_us, row_us, read_us]),
+        };
+        model.adopt();
+        model
+    }
+
+    /// What passes cost, as far as is known now.
+    #[must_use]
+    pub fn costs(&self) -> Costs {
+        self.costs
     }
 
     /// What a pass of these rows takes, in microseconds. Nothing for no rows.
@@ -72,10 +81,10 @@ impl CostModel {
         if rows.peek().is_none() {
             return 0.0;
         }
-        (self.fixed_us(pass) + rows.map(|row| self.row_us(pass, row)).sum::<f64>()) * self.correction[pass as usize]
+        self.fixed_us(pass) + rows.map(|row| self.row_us(pass, row)).sum::<f64>()
     }
 
-    /// What a pass costs before its first row, not corrected.
+    /// What a pass costs before its first row.
     fn fixed_us(&self, pass: Pass) -> f64 {
         match pass {
             Pass::Prefill => self.costs.prefill_us,
@@ -83,19 +92,19 @@ impl CostModel {
         }
     }
 
-    /// What a row adds, not corrected.
-    fn row_us(&self, pass: Pass, Row { tokens, depth }: Row) -> f64 {
-        let (tokens, depth) = (tokens as f64, depth as f64);
+    /// What a row adds.
+    fn row_us(&self, pass: Pass, row: Row) -> f64 {
+        let [tokens, reads] = amounts(pass, row);
         match pass {
-            Pass::Prefill => tokens * (self.costs.token_us + self.costs.depth_us * (depth + tokens / 2.0)),
-            Pass::Decode => tokens * (self.costs.row_us + self.costs.read_us * depth),
+            Pass::Prefill => tokens * self.costs.token_us + reads * self.costs.depth_us,
+            Pass::Decode => tokens * self.costs.row_us + reads * self.costs.read_us,
         }
     }
 
     /// How many tokens of a prompt, after `depth` others of it, a pass that is made anyway can take in so many microseconds.
     #[must_use]
     pub fn tokens_within(&self, left_us: f64, depth: usize) -> usize {
-        let left_us = (left_us / self.correction[Pass::Prefill as usize]).max(0.0);
+        let left_us = left_us.max(0.0);
         let (first_us, more_us) = (self.costs.token_us + self.costs.depth_us * depth as f64, self.costs.depth_us);
         // Where `first_us * t + more_us * t^2 / 2` is what is left; written so that `more_us` may be 0.
         let root = (first_us * first_us + 2.0 * more_us * left_us).sqrt();
@@ -105,18 +114,39 @@ impl CostModel {
     /// What a prefill pass costs before its first token, in microseconds.
     #[must_use]
     pub fn prefill_fixed_us(&self) -> f64 {
-        self.costs.prefill_us * self.correction[Pass::Prefill as usize]
+        self.costs.prefill_us
+    }
+
+    /// What one more row with so many tokens before it adds to a decode pass, as a part of what a pass of that row alone takes:
+    /// more than 0, at most 1.
+    #[must_use]
+    pub fn row_part(&self, depth: usize) -> f64 {
+        let row_us = self.row_us(Pass::Decode, Row { tokens: 1, depth });
+        row_us / (self.costs.decode_us + row_us)
     }
 
     /// A pass of these rows took so long.
     pub fn observe(&mut self, pass: Pass, rows: impl IntoIterator<Item = Row>, took: Duration) {
-        let predicted_us = self.predict_us(pass, rows);
-        if predicted_us <= 0.0 {
+        let [mut all_tokens, mut all_reads] = [0.0; 2];
+        for row in rows {
+            let [tokens, reads] = amounts(pass, row);
+            (all_tokens, all_reads) = (all_tokens + tokens, all_reads + reads);
+        }
+        if all_tokens == 0.0 {
             return;
         }
-        let ratio = (took.as_secs_f64() * 1e6 / predicted_us).clamp(1.0 / SURPRISE_MAX, SURPRISE_MAX);
-        let correction = &mut self.correction[pass as usize];
-        *correction = (*correction * ratio.powf(CORRECTION_WEIGHT)).clamp(1.0 / CORRECTION_MAX, CORRECTION_MAX);
+        let fit = match pass {
+            Pass::Prefill => &mut self.prefill,
+            Pass::Decode => &mut self.decode,
+        };
+        fit.observe([1.0, all_tokens, all_reads], took.as_secs_f64() * 1e6);
+        self.adopt();
+    }
+
+    fn adopt(&mut self) {
+        let [prefill_us, token_us, depth_us] = self.prefill.costs();
+        let [decode_us, row_us, read_us] = self.decode.costs();
+        self.costs = Costs { decode_us, row_us, read_us, prefill_us, token_us, depth_us };
     }
 
     /// Of what a pass took, the part of each row, in nanoseconds: by what rows of their kind cost. The parts add up to it,
@@ -144,64 +174,14 @@ impl CostModel {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const COSTS: Costs =
-        Costs { decode_us: 1000.0, row_us: 100.0, read_us: 1.0, prefill_us: 500.0, token_us: 50.0, depth_us: 0.1 };
-
-    fn row(tokens: usize, depth: usize) -> Row {
-        Row { tokens, depth }
-    }
-
-    #[test]
-    fn a_pass_costs_something_and_each_row_more() {
-        let model = CostModel::new(COSTS);
-        assert_eq!(model.predict_us(Pass::Decode, []), 0.0);
-        assert_eq!(model.predict_us(Pass::Decode, [row(1, 50), row(1, 0)]), 1250.0);
-        assert_eq!(model.predict_us(Pass::Prefill, [row(100, 1000)]), 500.0 + 100.0 * (50.0 + 105.0));
-    }
-
-    #[test]
-    fn a_chunk_is_as_long_as_the_time_that_is_left() {
-        let model = CostModel::new(COSTS);
-        for depth in [0, 100, 2000, 8000] {
-            for left_us in [0.0, 100.0, 5_000.0, 80_000.0] {
-                let tokens = model.tokens_within(left_us, depth);
-                let predicted = |tokens| model.predict_us(Pass::Prefill, [row(tokens, depth)]) - COSTS.prefill_us;
-                assert!(predicted(tokens) <= left_us * 1.001, "{depth} {left_us}: {tokens}");
-                assert!(predicted(tokens + tokens / 10 + 2) > left_us, "{depth} {left_us}: {tokens} is too few");
-            }
-        }
-        assert_eq!(model.tokens_within(-5.0, 0), 0);
-    }
-
-    #[test]
-    fn predictions_follow_the_machine_and_forget_a_hiccup() {
-        let mut model = CostModel::new(COSTS);
-        let rows = [row(1, 100); 4];
-        let before = model.predict_us(Pass::Decode, rows);
-        for _ in 0..200 {
-            model.observe(Pass::Decode, rows, Duration::from_secs_f64(before * 3.0 / 1e6));
-        }
-        let after = model.predict_us(Pass::Decode, rows);
-        assert!((after / before - 3.0).abs() < 0.01, "{after}");
-        model.observe(Pass::Decode, rows, Duration::from_secs(100));
-        assert!(model.predict_us(Pass::Decode, rows) < after * 1.1);
-        assert_eq!(
-            model.predict_us(Pass::Prefill, [row(10, 0)]),
-            CostModel::new(COSTS).predict_us(Pass::Prefill, [row(10, 0)])
-        );
-    }
-
-    #[test]
-    fn whoever_has_the_deeper_context_pays_more_and_all_is_paid() {
-        let model = CostModel::new(COSTS);
-        let rows = [row(1, 0), row(1, 4000), row(3, 0)];
-        let took = Duration::from_millis(9);
-        let parts: Vec<u64> = model.parts_ns(Pass::Decode, rows.into_iter(), took).collect();
-        assert!(parts[1] > 3 * parts[0] && parts[2] > parts[0]);
-        assert!(parts.iter().sum::<u64>().abs_diff(9_000_000) < 10);
+/// Of a row: tokens that are computed, and tokens that these read, each for itself.
+fn amounts(pass: Pass, Row { tokens, depth }: Row) -> [f64; 2] {
+    let (tokens, depth) = (tokens as f64, depth as f64);
+    match pass {
+        Pass::Prefill => [tokens, tokens * (depth + tokens / 2.0)],
+        Pass::Decode => [tokens, tokens * depth],
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,8 @@ const PACKAGES: &[&str] = &["engine-scheduler"];
 const FAIR: &str = "engine/scheduler/src/fair.rs";
 const SCHEDULER: &str = "engine/scheduler/src/scheduler.rs";
 
+const FIT: &str = "engine/scheduler/src/cost/fit.rs";
+
 pub(super) const SCHEDULING: &[Mutation] = &[
     Mutation {
         name: "scheduler: whoever wakes up is lifted",
@@ -110,5 +112,37 @@ pub(super) const SCHEDULING: &[Mutation] = &[
         replace: "        let mut order: Vec<_> = self.shares.order(Lane::Slots).take(TENANTS_LOOKED_AT).collect();\n        order.sort_by_key(|of| Reverse(self.queues.get(of).and_then(|queues| queues.longest_prefix_first().next()).map(|key| self.requests[&key].arrival.cached_tokens)));\n        for tenant in order {",
         packages: PACKAGES,
         tests: "test(a_cached_prefix_never_changes_whose_turn_it_is)",
+    },
+    Mutation {
+        name: "cost: one pass that was disturbed counts as half more",
+        file: FIT,
+        find: "let counted = took.clamp(self.last.min(1.0 / SURPRISE), self.last.max(SURPRISE));",
+        replace: "let counted = took.clamp(self.last.min(0.0), self.last.max(SURPRISE_MAX));",
+        packages: PACKAGES,
+        tests: "test(one_pass_that_took_a_hundred_times_as_long_derails_nothing)",
+    },
+    Mutation {
+        name: "cost: a machine that changed is followed at once",
+        file: FIT,
+        find: "if surprised && self.off < SETTLED { counted } else { 1.0 }",
+        replace: "if surprised && self.off < 0.0 { counted } else { 1.0 }",
+        packages: PACKAGES,
+        tests: "test(predictions_follow_the_machine_and_forget_a_hiccup) | test(a_machine_that_changes_is_followed_and_what_was_learned_of_it_is_kept)",
+    },
+    Mutation {
+        name: "cost: what passes tell apart is told apart",
+        file: FIT,
+        find: "const HOLD: f64 = 0.0005;",
+        replace: "const HOLD: f64 = 5.0;",
+        packages: PACKAGES,
+        tests: "test(prompts_are_predicted_within_a_tenth_after_some_tens_of_passes_however_deep)",
+    },
+    Mutation {
+        name: "cost: no cost is less than nothing",
+        file: FIT,
+        find: "let (lowest, highest) = ([0.0, TOKEN_FACTOR_MIN, 0.0], FACTOR_MAX);",
+        replace: "let (lowest, highest) = ([f64::MIN; 3], FACTOR_MAX);",
+        packages: PACKAGES,
+        tests: "test(nothing_that_is_seen_makes_a_pass_cost_nothing_or_a_cost_less_than_nothing)",
     },
 ];
