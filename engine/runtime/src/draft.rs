@@ -3,7 +3,8 @@
 //! A guess is a token of the request's own prompt or answer, found by the phrase in front of it; nothing of anybody else is
 //! ever looked at. What is kept are places, not tokens: even the places of another request would give guesses of one's own
 //! tokens. Guesses are verified in one step, all together, and change no bit of an answer. How many are made follows from how
-//! many of the request's own turned out right and from the rows that share the pass, and from nothing else.
+//! many of the request's own turned out right, from the rows that share the pass and from what a row costs on this machine, and
+//! from nothing else.
 //!
 //! Source: prompt lookup decoding (Saxena 2023), verified as in speculative decoding, arXiv:2211.17192, with the one
 //! difference that a guess is right when the sampler itself draws it.
@@ -18,16 +19,15 @@ const PHRASES: [usize; 2] = [3, 2];
 const PLACES_MAX: usize = 1 << 16;
 /// For the shortest contexts.
 const PLACES_MIN: usize = 1 << 8;
-/// What a row adds to a pass, as a part of what a pass of one row takes: 0.26 to 0.35 of it with the default model on two
-/// cores. A guess has to turn out right that often to be worth its row.
-const ROW_COST: f32 = 0.3;
+/// A guess has to bring this many times what its row costs: sampling, and the pages that are looked at, are in no row's cost.
+const GAIN_MIN: f32 = 1.1;
 /// Rates begin here, so that the first phrase that is found is followed at once where that is cheap.
 const RATE_AT_FIRST: f32 = 0.5;
 /// How fast a rate follows: two wrong guesses in the beginning are enough to stop.
 const RATE_WEIGHT: f32 = 0.25;
-/// When guesses do not pay, one is made all the same after so many that were not: what is said may have changed. Costs two
-/// hundredths of a pass at most.
-const PROBE_AFTER: u32 = 16;
+/// When guesses do not pay, one is made all the same after so many that were not: what is said may have changed. Twice as many
+/// after each of these that was wrong, and no more than the latter, so that new text costs less than a hundredth of its passes.
+const PROBE_AFTER: [u32; 2] = [16, 128];
 
 /// The guesses of one request.
 pub(crate) struct Draft {
@@ -45,6 +45,8 @@ pub(crate) struct Draft {
     rates: [f32; PHRASES.len()],
     /// Times that there was something to guess and nothing was guessed, one after the other.
     held_back: u32,
+    /// After how many of them one is guessed all the same.
+    probe_after: u32,
 }
 
 impl Draft {
@@ -59,12 +61,13 @@ impl Draft {
             phrase: 0,
             rates: [RATE_AT_FIRST; PHRASES.len()],
             held_back: 0,
+            probe_after: PROBE_AFTER[0],
         }
     }
 
-    /// Guesses what follows the request's `tokens`, where that pays in a pass of so many sure `rows`; gives how many guesses
-    /// it made. `tokens` go on where they ended before.
-    pub(crate) fn make(&mut self, tokens: &[u32], rows: usize) -> usize {
+    /// Guesses what follows the request's `tokens`, where that pays in a pass of so many sure `rows`, when a row adds
+    /// `row_part` of what a pass of one row takes; gives how many guesses it made. `tokens` go on where they ended before.
+    pub(crate) fn make(&mut self, tokens: &[u32], rows: usize, row_part: f32) -> usize {
         self.made = 0;
         // The last token of a response needs no row.
         let room = share(rows).min(self.tokens_max.saturating_sub(tokens.len() + 1));
@@ -74,7 +77,7 @@ impl Draft {
         self.learn_phrases(tokens);
         let Some((phrase, place)) = self.look_up(tokens) else { return 0 };
         self.phrase = phrase;
-        let made = self.worthwhile(rows, room);
+        let made = self.worthwhile(rows, row_part, room);
         for guess in 0..made {
             // What repeats itself without an end is followed past the end of what there is.
             let next = tokens.get(place + guess).or_else(|| self.guesses.get(place + guess - tokens.len()));
@@ -102,6 +105,10 @@ impl Draft {
         }
         if right < self.made {
             *rate -= RATE_WEIGHT * *rate;
+        }
+        if self.made > 0 {
+            let [least, most] = PROBE_AFTER;
+            self.probe_after = if right > 0 { least } else { (2 * self.probe_after).min(most) };
         }
         self.made = 0;
     }
@@ -141,17 +148,17 @@ impl Draft {
 
     /// How many guesses are worth their rows: each is right less often than the one in front of it, and the next one has to
     /// give more for its row than the pass gives without it.
-    fn worthwhile(&mut self, rows: usize, room: usize) -> usize {
+    fn worthwhile(&mut self, rows: usize, row_part: f32, room: usize) -> usize {
         let (rate, rows) = (self.rates[self.phrase], rows as f32);
-        let (mut chance, mut expected, mut cost) = (rate, rows, 1.0 + (rows - 1.0) * ROW_COST);
+        let (mut chance, mut expected, mut cost) = (rate, rows, 1.0 + (rows - 1.0) * row_part);
         let mut guesses = 0;
-        while guesses < room && chance * cost > expected * ROW_COST {
+        while guesses < room && chance * cost > expected * row_part * GAIN_MIN {
             guesses += 1;
             expected += chance;
-            cost += ROW_COST;
+            cost += row_part;
             chance *= rate;
         }
-        let probes = guesses == 0 && self.held_back >= PROBE_AFTER;
+        let probes = guesses == 0 && self.held_back >= self.probe_after;
         self.held_back = if guesses > 0 || probes { 0 } else { self.held_back + 1 };
         guesses.max(usize::from(probes))
     }
@@ -174,6 +181,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Of the default model on two cores.
+    const ROW_PART: f32 = 0.3;
+
     /// With every guess that there is room for.
     fn sure(tokens_max: usize) -> Draft {
         let mut draft = Draft::new(tokens_max);
@@ -183,7 +193,7 @@ mod tests {
 
     fn guessed(tokens: &[u32]) -> Vec<u32> {
         let mut draft = sure(100);
-        draft.make(tokens, 1);
+        draft.make(tokens, 1, ROW_PART);
         draft.guesses().to_vec()
     }
 
@@ -205,56 +215,70 @@ mod tests {
         let tokens = [1, 2, 3, 1, 2, 3, 1, 2, 3];
         // With one token left, the sure row gives it.
         for (tokens_max, guesses) in [(9, 0), (10, 0), (11, 1), (13, 3), (100, 7)] {
-            assert_eq!(sure(tokens_max).make(&tokens, 1), guesses, "{tokens_max}");
+            assert_eq!(sure(tokens_max).make(&tokens, 1, ROW_PART), guesses, "{tokens_max}");
         }
-        let of = |rows| sure(100).make(&tokens, rows);
+        let of = |rows| sure(100).make(&tokens, rows, ROW_PART);
         assert_eq!([1, 2, 3, 4, 5, 8, 9, 64].map(of), [7, 3, 1, 1, 0, 0, 0, 0]);
         assert_eq!(of(0), 0);
         assert!((1..100).all(|rows| rows >= ROWS_MAX || rows * (1 + of(rows)) <= ROWS_MAX));
     }
 
     #[test]
-    fn who_guesses_wrong_stops_and_tries_again_now_and_then() {
+    fn who_guesses_wrong_stops_and_tries_again_ever_less() {
         let (mut draft, tokens) = (Draft::new(1000), [1, 2, 3, 1, 2, 3]);
         let mut made = Vec::new();
-        for _ in 0..200 {
-            made.push(draft.make(&tokens, 1));
+        for _ in 0..1000 {
+            made.push(draft.make(&tokens, 1, ROW_PART));
             draft.learn(0);
         }
         assert_eq!(made[..4], [1, 1, 0, 0]);
-        assert_eq!(made[4..].iter().sum::<usize>(), 11, "one of seventeen");
+        let probes: Vec<usize> = (2..1000).filter(|at| made[*at] > 0).collect();
+        assert_eq!(probes[..4], [66, 195, 324, 453], "after 64 that were not made, and 128 ever after");
         // And who guesses right gets bold.
         let mut made = Vec::new();
-        for _ in 0..60 {
-            let guesses = draft.make(&tokens, 1);
+        for _ in 0..200 {
+            let guesses = draft.make(&tokens, 1, ROW_PART);
             made.push(guesses);
             draft.learn(guesses);
         }
-        assert_eq!(made[50..], [7; 10]);
+        assert_eq!(made[190..], [7; 10]);
+        // From then on a wrong one costs the first pause again, and the first longer one.
+        let mut made = Vec::new();
+        for _ in 0..80 {
+            made.push(draft.make(&tokens, 1, ROW_PART));
+            draft.learn(0);
+        }
+        let wrong = made.iter().take_while(|guesses| **guesses > 0).count();
+        assert!(wrong < 6, "{made:?}");
+        assert!(made[wrong..].iter().sum::<usize>() <= 1);
     }
 
     #[test]
-    fn a_guess_has_to_be_surer_when_others_share_the_pass() {
+    fn a_guess_has_to_be_surer_when_others_share_the_pass_or_rows_are_dear() {
         let tokens = [1, 2, 3, 1, 2, 3];
-        let made = |rate: f32, rows| {
+        let made = |rate: f32, rows, row_part| {
             let mut draft = sure(100);
             draft.rates = [rate; 2];
-            draft.make(&tokens, rows)
+            draft.make(&tokens, rows, row_part)
         };
-        assert_eq!([0.2, 0.4, 0.6, 0.8, 0.9, 1.0].map(|rate| made(rate, 1)), [0, 1, 1, 3, 5, 7]);
-        assert_eq!([0.2, 0.4, 0.6, 0.8, 0.9, 1.0].map(|rate| made(rate, 2)), [0, 0, 1, 2, 3, 3]);
-        assert_eq!([0.2, 0.4, 0.6, 0.8, 0.9, 1.0].map(|rate| made(rate, 4)), [0, 0, 0, 1, 1, 1]);
+        let of = |rows, row_part| [0.2, 0.4, 0.6, 0.8, 0.9, 1.0].map(|rate| made(rate, rows, row_part));
+        assert_eq!(of(1, ROW_PART), [0, 1, 1, 3, 4, 7]);
+        assert_eq!(of(2, ROW_PART), [0, 0, 1, 2, 3, 3]);
+        assert_eq!(of(4, ROW_PART), [0, 0, 0, 1, 1, 1]);
+        assert_eq!(of(1, 0.02), [2, 3, 5, 7, 7, 7]);
+        assert_eq!(of(1, 0.6), [0, 0, 0, 1, 2, 6]);
+        assert_eq!(of(1, 1.0), [0; 6], "a row for each token is what there is without guesses");
     }
 
     #[test]
     fn memory_is_bounded_and_comes_back() {
         let mut draft = sure(10 << 20);
         let tokens: Vec<u32> = (0..200_000).map(|place| place % 5_000).collect();
-        assert!(draft.make(&tokens, 1) == 7 && draft.places.len() == PLACES_MAX);
+        assert!(draft.make(&tokens, 1, ROW_PART) == 7 && draft.places.len() == PLACES_MAX);
         assert_eq!(draft.guesses(), [0, 1, 2, 3, 4, 5, 6]);
         draft.rest();
         assert_eq!((draft.places.capacity(), draft.guesses()), (0, &[][..]));
-        assert_eq!(draft.make(&tokens, 1), 7, "and is there again when it is wanted");
+        assert_eq!(draft.make(&tokens, 1, ROW_PART), 7, "and is there again when it is wanted");
         assert_eq!(sure(5).places.len(), 0);
     }
 
@@ -274,7 +298,7 @@ mod tests {
                 if let Some(place) = found {
                     (place..place + 7).for_each(|place| wanted.push(wanted[place]));
                 }
-                draft.make(tokens, 1);
+                draft.make(tokens, 1, ROW_PART);
                 prop_assert_eq!(draft.guesses(), &wanted[end..], "{:?}", tokens);
             }
         }

@@ -244,6 +244,17 @@ impl FairShares {
         (next.clock.saturating_sub(own.clock) as f64) * own.weight as f64 / TICKS_PER_NS as f64 / 1e3
     }
 
+    /// Whether somebody else waits, for whatever, who is more urgent or had less of its share: by more than what anybody may have
+    /// at once.
+    pub(crate) fn is_ahead(&self, tenant: Label) -> bool {
+        let account = self.account(tenant);
+        let (more_urgent, class) = self.classes.split_at(account.class as usize);
+        let others = class.first().and_then(|shares| shares.waiting.iter().find(|(_, of)| *of != tenant));
+        let most = |others: u64| others.saturating_add(account.ticks(BURST_NS));
+        more_urgent.iter().any(|shares| !shares.waiting.is_empty())
+            || others.is_some_and(|(clock, _)| account.clock > most(*clock))
+    }
+
     /// How urgent its requests are.
     pub(crate) fn class(&self, tenant: Label) -> Class {
         self.tenancy.of(tenant).class

@@ -296,6 +296,13 @@ impl Scheduler {
         })
     }
 
+    /// Whether rows may be computed for this tenant that may turn out to be for nothing: not while somebody waits who is more
+    /// urgent, or had less of its share.
+    #[must_use]
+    pub fn may_guess(&self, tenant: Label) -> bool {
+        !self.shares.is_ahead(self.config.tenancy.queue_of(tenant))
+    }
+
     /// A tenant has so many pages now, `cached` of which nothing but its cache holds.
     pub fn note_pages(&mut self, tenant: Label, pages: usize, cached: usize) {
         self.pages.note(&self.config.tenancy, tenant, pages, cached);

@@ -31,6 +31,22 @@ pub(super) const GUESSES: &[Mutation] = &[
         tests: "test(who_asked_for_none_gets_no_guesses)",
     },
     Mutation {
+        name: "guess: none for whoever had more than its share while others wait",
+        file: "engine/runtime/src/step/guessing.rs",
+        find: "if !self.scheduler.may_guess(request.label) {",
+        replace: "if terms.weight == 0 {",
+        packages: PACKAGES,
+        tests: "test(whoever_had_more_than_its_share_gets_none_while_others_wait)",
+    },
+    Mutation {
+        name: "guess: it has to bring what its row costs",
+        file: "engine/runtime/src/draft.rs",
+        find: "chance * cost > expected * row_part * GAIN_MIN",
+        replace: "chance * cost > expected * 0.0 * row_part * GAIN_MIN",
+        packages: PACKAGES,
+        tests: "test(a_guess_has_to_be_surer_when_others_share_the_pass_or_rows_are_dear)",
+    },
+    Mutation {
         name: "guess: nobody's page is taken for it",
         file: "engine/runtime/src/step/guessing.rs",
         find: "machine.pool.counts().free <= sequences_max",

@@ -145,4 +145,12 @@ pub(super) const SCHEDULING: &[Mutation] = &[
         packages: PACKAGES,
         tests: "test(nothing_that_is_seen_makes_a_pass_cost_nothing_or_a_cost_less_than_nothing)",
     },
+    Mutation {
+        name: "scheduler: who had more than its share guesses nothing while others wait",
+        file: FAIR,
+        find: "            || others.is_some_and(|(clock, _)| account.clock > most(*clock))",
+        replace: "            || others.is_some_and(|(clock, _)| account.clock < most(*clock) && false)",
+        packages: PACKAGES,
+        tests: "test(who_had_more_than_its_share_makes_no_guesses_while_others_wait)",
+    },
 ];

@@ -160,6 +160,29 @@ fn who_asked_for_none_gets_no_guesses() {
 }
 
 #[test]
+fn whoever_had_more_than_its_share_gets_none_while_others_wait() {
+    let asked = |tenant| Asked { tenant, prompt: 20, answer: 330, sampling: 0 };
+    // With one slot, and one that asks for it while the other has it.
+    let brought = |waits: bool| {
+        let mut run = Run::new(EngineConfig { sequences_max: 1, ..GUESSING }, None);
+        run.ask(asked(1));
+        run.step();
+        if waits {
+            run.ask(asked(2));
+        }
+        run.finish(&[]).brought.remove(0)
+    };
+    let several = |brought: &[u32]| brought.iter().filter(|tokens| **tokens > 1).count();
+    let (alone, beside) = (brought(false), brought(true));
+    let last = |brought: &[u32]| several(&brought[brought.len() - 10..]);
+    assert!(last(&alone) > 5, "{alone:?}");
+    assert!(
+        several(&beside) > 5 && last(&beside) == 0,
+        "a quarter of a second with guesses, and none after it: {beside:?}"
+    );
+}
+
+#[test]
 fn nobody_s_words_are_guessed_for_another() {
     // After any two letters, each prompt has a token that only its tenant has. What one gets guessed would be the other's if
     // phrases were looked up together, because both say the same letters.

@@ -28,9 +28,14 @@ impl Stepper {
             if !terms.speculates || terms.exclusive {
                 continue;
             }
+            // Whoever had more than its share has no rows that may be for nothing while others wait.
+            if !self.scheduler.may_guess(request.label) {
+                continue;
+            }
+            let row_part = self.scheduler.costs().row_part(request.computed) as f32;
             // Whoever finds another's draft in its row ends when its row is resolved.
             let Ok(draft) = request.draft.of_mut(request.ticket) else { continue };
-            let wanted = draft.make(&request.tokens, rows);
+            let wanted = draft.make(&request.tokens, rows, row_part);
             part.guesses = room(machine, request, part.end, wanted, self.config.sequences_max);
             part.end += part.guesses;
             if let Ok(draft) = request.draft.of_mut(request.ticket) {

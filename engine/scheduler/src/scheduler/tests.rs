@@ -361,3 +361,29 @@ fn nobody_gives_pages_to_who_would_have_more() {
     assert_eq!(claim(10), Some(vec![Reclaim::Request(3)]));
     assert_eq!(claim(20), None, "it would have twenty, and the other one ten");
 }
+
+#[test]
+fn who_had_more_than_its_share_makes_no_guesses_while_others_wait() {
+    let mut scheduler = scheduler(&[(3, TenantTerms { class: Class::Interactive, ..TenantTerms::default() })]);
+    arrive(&mut scheduler, 1, [1]);
+    scheduler.admit(1);
+    scheduler.prefilled(1);
+    scheduler.charge(1, 1_000_000_000);
+    // Whoever comes stands at the clock of those who waited last.
+    arrive(&mut scheduler, 1, [4]);
+    scheduler.forget(4);
+    assert!(scheduler.may_guess(label(1)), "nobody waits");
+    arrive(&mut scheduler, 2, [2]);
+    assert!(scheduler.may_guess(label(1)), "it is not more ahead than anybody may be");
+    scheduler.charge(1, 1_000_000);
+    assert!(!scheduler.may_guess(label(1)) && scheduler.may_guess(label(2)));
+    scheduler.forget(2);
+    assert!(scheduler.may_guess(label(1)));
+    // Whatever it had: a more urgent one waits.
+    arrive(&mut scheduler, 3, [3]);
+    assert!(!scheduler.may_guess(label(2)) && scheduler.may_guess(label(3)));
+    scheduler.admit(3);
+    assert!(!scheduler.may_guess(label(2)), "also for the next chunk of a prompt");
+    scheduler.prefilled(3);
+    assert!(scheduler.may_guess(label(2)), "what has all that it wants waits for nothing");
+}
