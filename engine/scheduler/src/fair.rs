@@ -51,9 +51,11 @@ pub(crate) struct FairShares {
     classes: [Shares; 3],
 }
 
+/// One tenant's, with what decisions ask of its terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Account {
-    class: Class,
+pub(crate) struct Account {
+    pub(crate) class: Class,
+    pub(crate) exclusive: bool,
     weight: u64,
     /// Work done, in ticks.
     clock: u64,
@@ -77,6 +79,11 @@ impl Account {
 
     fn ticks(&self, cost_ns: u64) -> u64 {
         cost_ns.saturating_mul(TICKS_PER_NS) / self.weight
+    }
+
+    /// How far it is behind the next one in the order of prompts, in microseconds of its work.
+    pub(crate) fn lag_us(&self, next: &Self) -> f64 {
+        (next.clock.saturating_sub(self.clock) as f64) * self.weight as f64 / TICKS_PER_NS as f64 / 1e3
     }
 }
 
@@ -111,11 +118,29 @@ impl Shares {
             self.ready[lane as usize].remove(&(account.place(lane), tenant));
         }
     }
+
+    /// It waits for what it waited for, in other places perhaps: most work was paid for in advance, and moves nobody in the lane
+    /// of slots.
+    fn move_to(&mut self, tenant: Label, before: &Account, now: &Account) {
+        let replace = |set: &mut BTreeSet<(u64, Label)>, before: u64, now: u64| {
+            if before != now {
+                set.remove(&(before, tenant));
+                set.insert((now, tenant));
+            }
+        };
+        if now.waits() {
+            replace(&mut self.waiting, before.clock, now.clock);
+        }
+        for lane in Lane::ALL.into_iter().filter(|lane| now.ready[*lane as usize]) {
+            replace(&mut self.ready[lane as usize], before.place(lane), now.place(lane));
+        }
+    }
 }
 
 impl FairShares {
     pub(crate) fn new(tenancy: Tenancy) -> Self {
-        Self { tenancy, accounts: HashMap::new(), classes: Default::default() }
+        // No decision waits until a table has grown.
+        Self { accounts: HashMap::with_capacity(tenancy.tenants()), tenancy, classes: Default::default() }
     }
 
     /// It waits in this lane, or does not any more.
@@ -144,11 +169,11 @@ impl FairShares {
         self.accounts.insert(tenant, account);
     }
 
-    fn account(&self, tenant: Label) -> Account {
+    pub(crate) fn account(&self, tenant: Label) -> Account {
         let new = || {
             let terms = self.tenancy.of(tenant);
-            let (class, weight) = (terms.class, u64::from(terms.weight.max(1)));
-            Account { class, weight, clock: 0, prepaid_ns: 0, ready: [false; 2] }
+            let (class, exclusive, weight) = (terms.class, terms.exclusive, u64::from(terms.weight.max(1)));
+            Account { class, exclusive, weight, clock: 0, prepaid_ns: 0, ready: [false; 2] }
         };
         self.accounts.get(&tenant).copied().unwrap_or_else(new)
     }
@@ -187,11 +212,7 @@ impl FairShares {
         let Some(account) = self.accounts.get_mut(&tenant) else { return };
         let before = *account;
         change(account);
-        if account.waits() && *account != before {
-            let shares = &mut self.classes[account.class as usize];
-            shares.remove(tenant, &before);
-            shares.insert(tenant, account);
-        }
+        self.classes[account.class as usize].move_to(tenant, &before, account);
     }
 
     /// It had a turn in a lane that cost so many nanoseconds.
@@ -238,12 +259,6 @@ impl FairShares {
             .map(|(_, of)| *of)
     }
 
-    /// How far a tenant is behind the next one in the order of prompts, in microseconds of its work.
-    pub(crate) fn lag_us(&self, tenant: Label, next: Label) -> f64 {
-        let (own, next) = (self.account(tenant), self.account(next));
-        (next.clock.saturating_sub(own.clock) as f64) * own.weight as f64 / TICKS_PER_NS as f64 / 1e3
-    }
-
     /// Whether somebody else waits, for whatever, who is more urgent or had less of its share: by more than what anybody may have
     /// at once.
     pub(crate) fn is_ahead(&self, tenant: Label) -> bool {
@@ -257,12 +272,12 @@ impl FairShares {
 
     /// How urgent its requests are.
     pub(crate) fn class(&self, tenant: Label) -> Class {
-        self.tenancy.of(tenant).class
+        self.account(tenant).class
     }
 
     /// The part of its class that is the tenant's.
     pub(crate) fn weight(&self, tenant: Label) -> u64 {
-        u64::from(self.tenancy.of(tenant).weight.max(1))
+        self.account(tenant).weight
     }
 
     pub(crate) fn tenancy(&self) -> &Tenancy {

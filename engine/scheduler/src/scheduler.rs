@@ -10,7 +10,7 @@ use crate::terms::{Class, Tenancy};
 use policies_domain::Label;
 use queues::Queues;
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 /// A request's name, the caller's. An older request has a lower one.
@@ -18,6 +18,9 @@ pub type Key = u64;
 
 /// Tenants that are looked at for one decision, at most: the next ones in order.
 const TENANTS_LOOKED_AT: usize = 16;
+/// Tenants whose prompts could go on and for which a step has too little left, before no more of them are looked at: what is left
+/// then goes to those who have a chunk.
+const PASSED_OVER_MAX: usize = 4;
 /// Of one tenant, requests that are looked at for one decision.
 const REQUESTS_LOOKED_AT: usize = 4;
 /// Tokens of a chunk, at least, with what is left of a prompt as an exception: below it a pass reads the weights for too little.
@@ -112,7 +115,8 @@ pub struct Scheduler {
     shares: FairShares,
     pages: PageShares,
     costs: CostModel,
-    requests: HashMap<Key, Request>,
+    /// In a tree: no request waits until a table of all has grown.
+    requests: BTreeMap<Key, Request>,
     queues: HashMap<Label, Queues>,
     /// Tenants that have slots: by class, and the one with the most for its weight last.
     holders: BTreeSet<(Class, u64, Label)>,
@@ -127,8 +131,8 @@ impl Scheduler {
             shares: FairShares::new(config.tenancy.clone()),
             pages: PageShares::new(config.pages),
             costs: CostModel::new(config.costs),
-            requests: HashMap::new(),
-            queues: HashMap::new(),
+            requests: BTreeMap::new(),
+            queues: HashMap::with_capacity(config.tenancy.tenants()),
             holders: BTreeSet::new(),
             slots_taken: [0; 3],
             config,
@@ -316,19 +320,20 @@ impl Scheduler {
         let mut left_us = left_us - self.costs.prefill_fixed_us();
         let mut left_tokens = self.config.chunk_tokens_max;
         let begin = into.len();
-        let mut order = self.shares.order(Lane::Prefill).peekable();
-        let mut planned_for = 0;
+        let accounts = self.shares.order(Lane::Prefill).map(|tenant| (tenant, self.shares.account(tenant)));
+        let mut order = accounts.peekable();
+        let (mut planned_for, mut passed_over) = (0, 0);
         while planned_for < TENANTS_LOOKED_AT
-            && let Some(tenant) = order.next()
+            && passed_over < PASSED_OVER_MAX
+            && let Some((tenant, account)) = order.next()
         {
-            let mut can_go_on = false;
-            let exclusive = self.config.tenancy.of(tenant).exclusive;
+            let (mut can_go_on, planned) = (false, into.len());
+            let exclusive = account.exclusive;
             if exclusive && into.len() > begin {
                 continue;
             }
-            let other =
-                order.peek().filter(|next| !exclusive && self.shares.class(**next) == self.shares.class(tenant));
-            let (mut own_us, mut own_tokens) = match other.map(|next| self.shares.lag_us(tenant, *next)) {
+            let other = order.peek().filter(|(_, next)| !exclusive && next.class == account.class);
+            let (mut own_us, mut own_tokens) = match other.map(|(_, next)| account.lag_us(next)) {
                 Some(lag_us) => (
                     (left_us / 2.0).max(lag_us).min(left_us),
                     left_tokens.div_ceil(2).max(self.costs.tokens_within(lag_us, 0)).min(left_tokens),
@@ -354,6 +359,7 @@ impl Scheduler {
             }
             // Tenants whose prompts cannot go on hide nobody behind them; there are no more of them than slots.
             planned_for += usize::from(can_go_on);
+            passed_over += usize::from(can_go_on && into.len() == planned);
             let left = self.costs.tokens_within(left_us, 0).min(left_tokens);
             if into.len() > begin && left < CHUNK_STEP {
                 break;

@@ -139,6 +139,11 @@ impl Tenancy {
         if self.0.first_come { Label::PUBLIC } else { tenant }
     }
 
+    /// How many have terms of their own.
+    pub(crate) fn tenants(&self) -> usize {
+        self.0.of.len()
+    }
+
     /// One tenant's terms.
     #[must_use]
     pub fn of(&self, tenant: Label) -> &TenantTerms {

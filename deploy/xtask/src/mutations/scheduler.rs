@@ -76,8 +76,8 @@ pub(super) const SCHEDULING: &[Mutation] = &[
     Mutation {
         name: "scheduler: whoever is behind gets what it is behind",
         file: FAIR,
-        find: "(next.clock.saturating_sub(own.clock) as f64) * own.weight as f64",
-        replace: "(next.clock.saturating_sub(own.clock) as f64) * 0.0 * own.weight as f64",
+        find: "(next.clock.saturating_sub(self.clock) as f64) * self.weight as f64",
+        replace: "(next.clock.saturating_sub(self.clock) as f64) * 0.0 * self.weight as f64",
         packages: PACKAGES,
         tests: "test(prompts_that_always_wait_differ_by_a_few_steps)",
     },
@@ -152,5 +152,13 @@ pub(super) const SCHEDULING: &[Mutation] = &[
         replace: "            || others.is_some_and(|(clock, _)| account.clock < most(*clock) && false)",
         packages: PACKAGES,
         tests: "test(who_had_more_than_its_share_makes_no_guesses_while_others_wait)",
+    },
+    Mutation {
+        name: "scheduler: few are looked at for what a step has left",
+        file: SCHEDULER,
+        find: "            && passed_over < PASSED_OVER_MAX\n",
+        replace: "            && passed_over < usize::MAX\n",
+        packages: PACKAGES,
+        tests: "test(a_decision_looks_at_few_requests_however_many_wait)",
     },
 ];

@@ -9,6 +9,7 @@ use engine_scheduler::{
     Arrival, Chunk, CostModel, Costs, Fit, Key, Pass, Reclaim, Row, Scheduler, SchedulerConfig, Tenancy, TenantTerms,
 };
 use policies_domain::{Label, TenantId};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
@@ -223,6 +224,8 @@ pub(crate) struct Simulation {
     pub(crate) counts: Counts,
     /// What the last step cost, for bounds.
     pub(crate) longest_step: Duration,
+    /// Requests that one decision looked at, at most: for a slot, for the chunks of a step.
+    pub(crate) looks_max: [usize; 2],
     /// The most that one request cost from its admission on, in nanoseconds.
     pub(crate) dearest_ns: u64,
     cost_ns: HashMap<Key, u64>,
@@ -262,6 +265,7 @@ impl Simulation {
             books: vec![Book::default(); tenants.len()],
             counts: Counts::default(),
             longest_step: Duration::ZERO,
+            looks_max: [0; 2],
             dearest_ns: 0,
             cost_ns: HashMap::new(),
             machine,
@@ -359,8 +363,9 @@ impl Simulation {
         let decode_us = self.scheduler.costs().predict_us(Pass::Decode, answers.iter().map(|(_, row)| *row));
         let mut chunks = Vec::new();
         {
-            let (scheduler, sequences) = (&self.scheduler, &self.sequences);
+            let (scheduler, sequences, looks) = (&self.scheduler, &self.sequences, Cell::new(0));
             let rest = |key: Key| {
+                looks.set(looks.get() + 1);
                 let sequence = sequences.get(&key)?;
                 Some(Row { tokens: sequence.to_prefill(), depth: sequence.computed })
             };
@@ -370,6 +375,7 @@ impl Simulation {
                 chunks.len()
             };
             watch.see(Decision::Chunk, plan, |chunks| *chunks);
+            self.looks_max[1] = self.looks_max[1].max(looks.get());
         }
         let prompts: Vec<(Key, Row)> = chunks
             .iter()
@@ -442,17 +448,20 @@ impl Simulation {
         }
     }
 
-    fn decide_next(&self, later: &BTreeSet<Key>, watch: &mut impl Watch) -> Option<Key> {
+    fn decide_next(&mut self, later: &BTreeSet<Key>, watch: &mut impl Watch) -> Option<Key> {
         let (scheduler, sequences, books) = (&self.scheduler, &self.sequences, &self.books);
-        let (now, free) = (self.now, self.pages_free + self.cache_over);
+        let (now, free, mut looks) = (self.now, self.pages_free + self.cache_over, 0);
         let fits = |key: Key| {
+            looks += 1;
             let Some(sequence) = sequences.get(&key).filter(|_| !later.contains(&key)) else { return Fit::Later };
             let Book { held, cached, .. } = books[sequence.tenant];
             let wanted = pages_of(sequence.prefill_tokens + 1);
             let within_guarantee = held + wanted <= scheduler.guaranteed_pages(label(sequence.tenant));
             if wanted <= free + cached || within_guarantee { Fit::Now } else { Fit::Later }
         };
-        watch.see(Decision::Admit, || scheduler.next(now, fits), |_| 1)
+        let next = watch.see(Decision::Admit, || scheduler.next(now, fits), |_| 1);
+        self.looks_max[0] = self.looks_max[0].max(looks);
+        next
     }
 
     /// Pages for a prompt, its cached ones among them.

@@ -387,3 +387,29 @@ fn who_had_more_than_its_share_makes_no_guesses_while_others_wait() {
     scheduler.prefilled(3);
     assert!(scheduler.may_guess(label(2)), "what has all that it wants waits for nothing");
 }
+
+#[test]
+fn a_decision_looks_at_few_requests_however_many_wait() {
+    let mut scheduler = scheduler(&[]);
+    let looks = std::cell::Cell::new(0);
+    let look = || looks.set(looks.get() + 1);
+    for tenant in 1..=1000 {
+        arrive(&mut scheduler, tenant, [Key::from(tenant)]);
+    }
+    let nobody_fits = |_| {
+        look();
+        Fit::Later
+    };
+    assert_eq!(scheduler.next(Duration::ZERO, nobody_fits), None);
+    assert_eq!(looks.take(), TENANTS_LOOKED_AT, "one request each");
+    (1..=1000).for_each(|key| scheduler.admit(key));
+    let rest = |_| {
+        look();
+        Some(Row { tokens: 100, depth: 0 })
+    };
+    // Time for 60 tokens: the first one's chunk leaves too few for anybody, and gets them.
+    assert_eq!(plan(&scheduler, 6_500.0, rest), [(1, 56)]);
+    assert_eq!(looks.take(), 1 + PASSED_OVER_MAX + 1, "and one for what is left");
+    plan(&scheduler, 1e9, rest);
+    assert!(looks.take() <= 3 * TENANTS_LOOKED_AT);
+}
