@@ -1,5 +1,6 @@
 //! How a log is set up.
 
+use crate::witness::WitnessPolicy;
 use audit_provenance::Handover;
 use policies_domain::Digest;
 use std::path::PathBuf;
@@ -26,6 +27,8 @@ pub struct AuditConfig {
     pub heartbeat: Option<Duration>,
     /// See [`QUEUE_MAX`].
     pub queue_max: usize,
+    /// Who cosigns its checkpoints.
+    pub witnesses: WitnessPolicy,
 }
 
 impl AuditConfig {
@@ -40,6 +43,7 @@ impl AuditConfig {
             handover: Handover::None,
             heartbeat: Some(Duration::from_secs(10)),
             queue_max: QUEUE_MAX,
+            witnesses: WitnessPolicy::default(),
         }
     }
 }

@@ -179,6 +179,42 @@ pub enum OpenLogError {
         /// Its size.
         size: u64,
     },
+    /// A witness says that it has cosigned a larger tree of this log: the folder was rolled back. A size is not signed, so
+    /// the witness may be lying; then it is no witness for this log.
+    #[error(
+        "witness `{witness}` says that it has seen {theirs} entries of this log, and the folder has {ours}: the folder was \
+         rolled back (restore its newest state), or the witness is wrong (ask whoever runs it for the checkpoint that it \
+         has seen, and take it out of the configuration if there is none)"
+    )]
+    WitnessAhead {
+        /// Its name.
+        witness: String,
+        /// Entries that it says it has seen.
+        theirs: u64,
+        /// Entries that are committed.
+        ours: u64,
+    },
+    /// A witness has seen another tree under this log's key.
+    #[error(
+        "witness `{witness}` has seen another tree of {size} entries than the one that the folder's {ours} entries begin \
+         with: the log was forked, two histories have its key"
+    )]
+    WitnessForked {
+        /// Its name.
+        witness: String,
+        /// Size of the tree that it has seen.
+        size: u64,
+        /// Entries that are committed.
+        ours: u64,
+    },
+    /// Too few witnesses could say that this is the newest state, and the configuration asks for them.
+    #[error("{agreed} witnesses have confirmed that this log is the newest that they saw, {quorum} are required")]
+    WitnessQuorum {
+        /// How many did.
+        agreed: usize,
+        /// How many are required.
+        quorum: usize,
+    },
     /// A thread could not be started.
     #[error("cannot start the sequencer: {source}")]
     Thread {

@@ -3,11 +3,12 @@
 //! [`AuditLog::open_request`] makes a request durable before anything is sent; [`OpenEntry`] lets each step through the
 //! provenance gate and chains what leaves; sealing it ends the record. One thread numbers and commits entries in groups
 //! (`sequence.rs` is the story), another publishes them as C2SP tiles with a signed checkpoint, from which receipts are
-//! made. The log holds commitments and never content. After any fault it stops, and the next start recovers.
+//! made, and has it cosigned by witnesses. The log holds commitments and never content. After any fault it stops, and the next start recovers.
 #![forbid(unsafe_code)]
 
 mod clock;
 mod config;
+mod cosign;
 mod fault;
 mod index;
 mod keys;
@@ -22,10 +23,12 @@ mod sequence;
 mod slot;
 mod storage;
 mod trace_file;
+mod witness;
 
 pub use audit_provenance::{
     AuditVerdict, EngineFaultClass, Handover, IsolationAudit, Leg, Released, ReleasedSteps, SealReason, Violation,
 };
+pub use audit_tlog::CosignerKey;
 pub use clock::{Clock, SystemClock};
 pub use config::{AuditConfig, OPEN_REQUESTS_MAX, QUEUE_MAX};
 pub use fault::{LogFault, OpenLogError};
@@ -33,3 +36,6 @@ pub use log::{AppendError, AuditLog, IncidentId, LogHealth, Recorded, RequestFac
 pub use open_entry::{OpenEntry, Outcome, Sealed};
 pub use receipt::ReceiptError;
 pub use storage::{FolderStorage, Storage, StoredFile};
+pub use witness::{
+    WITNESS_ANSWER_BYTES_MAX, WITNESSES_MAX, Witness, WitnessAnswer, WitnessHealth, WitnessPolicy, WitnessTransport,
+};

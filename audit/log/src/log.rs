@@ -2,6 +2,7 @@
 
 use crate::clock::{Clock, SystemClock};
 use crate::config::{AuditConfig, OPEN_REQUESTS_MAX};
+use crate::cosign::{self, Board, Cosigned};
 use crate::fault::{LogFault, OpenLogError};
 use crate::index::{Index, note_batch};
 use crate::keys::{Keys, epoch, random};
@@ -10,6 +11,7 @@ use crate::publish::{Published, Publisher};
 use crate::queue::{Queue, Queued, Reply, Taken, failed};
 use crate::sequence::{BATCH_MAX, Commit, Draft, Sequencer};
 use crate::storage::{FolderStorage, Storage};
+use crate::witness::WitnessHealth;
 use audit_provenance::{
     Body, Commitment, Field, Handover, IsolationAudit, Opened, Openings, TenantRef, determining_digest,
 };
@@ -110,6 +112,10 @@ pub struct LogHealth {
     pub queued: usize,
     /// Why the log stopped, when it did.
     pub failed: Option<Arc<str>>,
+    /// Entries under the largest checkpoint that a quorum of witnesses has cosigned in this run.
+    pub witnessed: u64,
+    /// How the witnesses do, in the order of the configuration.
+    pub witnesses: Vec<WitnessHealth>,
 }
 
 /// What handles, entries and threads share.
@@ -119,6 +125,9 @@ pub(crate) struct Shared {
     pub(crate) storage: Arc<dyn Storage>,
     pub(crate) index: Mutex<Index>,
     pub(crate) published: RwLock<Arc<Published>>,
+    /// The newest checkpoint that a quorum of witnesses has cosigned.
+    pub(crate) witnessed: RwLock<Option<Arc<Published>>>,
+    pub(crate) board: Arc<Board>,
     pub(crate) open_requests: AtomicUsize,
     pub(crate) kernel_tag_check: bool,
     pub(crate) handover: Handover,
@@ -141,6 +150,11 @@ impl Shared {
         lock(&self.tenants).get(&tenant).copied()
     }
 
+    /// Gives cosignatures to the publisher, which alone writes checkpoints.
+    pub(crate) fn put_cosigned(&self, cosigned: Cosigned) {
+        self.mailbox.put_cosigned(cosigned);
+    }
+
     /// Stops the log for good. The first reason stays.
     fn fail(&self, fault: &LogFault) {
         tracing::error!(%fault, "the audit log has stopped");
@@ -148,6 +162,7 @@ impl Shared {
         let reason = Arc::clone(lock(&self.failure).get_or_insert(reason));
         self.queue.close(failed(&reason));
         self.mailbox.close();
+        self.board.close();
     }
 }
 
@@ -175,8 +190,9 @@ struct Threads {
 }
 
 impl Threads {
-    /// Ends both threads, the sequencer first, and waits for them.
+    /// Ends both threads, the sequencer first, and waits for them. Witnesses are not waited for.
     fn end(&self) {
+        self.shared.board.close();
         self.shared.queue.close(AppendError::Closed);
         for thread in lock(&self.running).drain(..) {
             // A thread that panicked has stopped the log on its way out.
@@ -227,15 +243,18 @@ impl AuditLog {
             index: Mutex::new(opened.index),
             committed: Mutex::new(Committed { size: opened.published.size, signed_us: opened.signed_us }),
             published: RwLock::new(Arc::new(opened.published)),
+            witnessed: RwLock::default(),
+            board: Arc::new(Board::new(&config.witnesses)),
             open_requests: AtomicUsize::new(0),
             kernel_tag_check: config.kernel_tag_check,
             handover: config.handover,
-            clock,
+            clock: Arc::clone(&clock),
             build,
             tenants: Mutex::default(),
             failure: Mutex::default(),
             mailbox: Mailbox::default(),
         });
+        shared.board.publish(Arc::clone(&shared.published.read().unwrap_or_else(PoisonError::into_inner)));
         let threads = Arc::new(Threads { shared: Arc::clone(&shared), running: Mutex::default() });
         let (sequencer, publisher, heartbeat) = (opened.sequencer, opened.publisher, config.heartbeat);
         let of_sequencer = Arc::clone(&shared);
@@ -250,6 +269,7 @@ impl AuditLog {
             .spawn(move || run_publisher(&of_publisher, publisher))
             .map_err(|source| OpenLogError::Thread { source })?;
         lock(&threads.running).push(publish);
+        cosign::start(&shared, &config.witnesses, &clock).map_err(|source| OpenLogError::Thread { source })?;
         Ok(Self { shared, threads })
     }
 
@@ -345,6 +365,7 @@ impl AuditLog {
     #[must_use]
     pub fn health(&self) -> LogHealth {
         let published = self.shared.published.read().unwrap_or_else(PoisonError::into_inner).size;
+        let (witnessed, witnesses) = self.shared.board.health();
         let committed = lock(&self.shared.committed);
         LogHealth {
             size: committed.size,
@@ -352,6 +373,8 @@ impl AuditLog {
             committed_us: committed.signed_us,
             queued: self.shared.queue.len(),
             failed: lock(&self.shared.failure).clone(),
+            witnessed,
+            witnesses,
         }
     }
 
@@ -415,10 +438,22 @@ fn run_sequencer(shared: &Shared, mut sequencer: Sequencer, heartbeat: Option<Du
 fn run_publisher(shared: &Shared, mut publisher: Publisher) {
     let _stop = StopOnUnwind(shared);
     let mut last_us = 0;
-    while let Some(commits) = shared.mailbox.take(&*shared.clock, last_us) {
+    while let Some(due) = shared.mailbox.take(&*shared.clock, last_us) {
+        let commits = match due {
+            Due::Commits(commits) => commits,
+            Due::Cosigned(cosigned) => {
+                if let Err(fault) = publisher.publish_cosigned(&cosigned) {
+                    return shared.fail(&fault);
+                }
+                note_cosigned(shared, cosigned);
+                continue;
+            }
+        };
         match publisher.publish(&commits) {
             Ok(Some(published)) => {
-                *shared.published.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(published);
+                let published = Arc::new(published);
+                *shared.published.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&published);
+                shared.board.publish(published);
             }
             Ok(None) => {}
             Err(fault) => return shared.fail(&fault),
@@ -427,7 +462,26 @@ fn run_publisher(shared: &Shared, mut publisher: Publisher) {
     }
 }
 
-/// Committed batches on their way to the publisher.
+/// Receipts are made under what was cosigned from here on.
+fn note_cosigned(shared: &Shared, cosigned: Cosigned) {
+    let cosigned_note = Arc::new(cosigned.published);
+    let mut published = shared.published.write().unwrap_or_else(PoisonError::into_inner);
+    if published.size == cosigned_note.size {
+        *published = Arc::clone(&cosigned_note);
+    }
+    drop(published);
+    if cosigned.quorum {
+        *shared.witnessed.write().unwrap_or_else(PoisonError::into_inner) = Some(cosigned_note);
+    }
+}
+
+/// What the publisher does next.
+enum Due {
+    Commits(Vec<Commit>),
+    Cosigned(Cosigned),
+}
+
+/// Committed batches, and what witnesses say, on their way to the publisher.
 #[derive(Default)]
 struct Mailbox {
     state: Mutex<Post>,
@@ -438,6 +492,8 @@ struct Mailbox {
 struct Post {
     commits: Vec<Commit>,
     entries: usize,
+    /// The newest cosignatures; they hold the earlier ones of their checkpoint.
+    cosigned: Option<Cosigned>,
     /// A sealed entry is among them: somebody will ask for a receipt.
     urgent: bool,
     closed: bool,
@@ -454,12 +510,22 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// All batches that are due; `None` when the mailbox is closed and empty.
-    fn take(&self, clock: &dyn Clock, last_us: u64) -> Option<Vec<Commit>> {
-        let nothing = |post: &mut Post| post.commits.is_empty() && !post.closed;
+    /// Never waits: what a witness says is not in the way of anybody.
+    fn put_cosigned(&self, cosigned: Cosigned) {
+        let mut post = lock(&self.state);
+        // A quorum that the publisher has not seen yet is worth more than the beginning of the next round.
+        if cosigned.quorum || post.cosigned.as_ref().is_none_or(|waiting| !waiting.quorum) {
+            post.cosigned = Some(cosigned);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Cosignatures, or all batches that are due; `None` when the mailbox is closed and empty.
+    fn take(&self, clock: &dyn Clock, last_us: u64) -> Option<Due> {
+        let nothing = |post: &mut Post| post.commits.is_empty() && post.cosigned.is_none() && !post.closed;
         let mut post = self.changed.wait_while(lock(&self.state), nothing).unwrap_or_else(PoisonError::into_inner);
         let first_us = clock.mono_us();
-        while !post.closed && post.entries < BACKLOG_MAX / 2 {
+        while !post.closed && post.cosigned.is_none() && post.entries < BACKLOG_MAX / 2 {
             let due_us = if post.urgent { last_us + PUBLISH_GAP_US } else { first_us + PUBLISH_PERIOD_US };
             let wait_us = due_us.saturating_sub(clock.mono_us());
             if wait_us == 0 {
@@ -468,11 +534,14 @@ impl Mailbox {
             let wait = Duration::from_micros(wait_us);
             post = self.changed.wait_timeout(post, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
+        if let Some(cosigned) = post.cosigned.take() {
+            return Some(Due::Cosigned(cosigned));
+        }
         post.entries = 0;
         post.urgent = false;
         let commits = std::mem::take(&mut post.commits);
         self.changed.notify_all();
-        if commits.is_empty() { None } else { Some(commits) }
+        if commits.is_empty() { None } else { Some(Due::Commits(commits)) }
     }
 
     fn close(&self) {

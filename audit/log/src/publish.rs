@@ -1,7 +1,9 @@
 //! Publishing: committed entries become tiles and a checkpoint that strangers can read. Always behind the commit, never
 //! in its way. The tree is built a second time here and must lead to the root that was signed.
 
+use crate::cosign::Cosigned;
 use crate::fault::{LogFault, storage};
+use crate::keys::write_whole;
 use crate::sequence::{BATCH_MAX, Commit};
 use crate::storage::Storage;
 use audit_tlog::{Edge, Hash, TILE_WIDTH, TilePath, encode_bundle, leaf_hash};
@@ -10,6 +12,8 @@ use std::io;
 use std::sync::Arc;
 
 pub(crate) const CHECKPOINT: &str = "checkpoint";
+/// The newest checkpoint that a quorum of witnesses has cosigned; it may be older than the published one.
+const WITNESSED: &str = "checkpoint.witnessed";
 /// Partial tiles stay for this many publications, for readers that hold an older checkpoint.
 const SUPERSEDED_MAX: usize = 8;
 /// Longest published file: a bundle of 256 entries.
@@ -100,13 +104,23 @@ impl Publisher {
             partial.push(path);
         }
         self.write(&files)?;
-        let staged = format!("{CHECKPOINT}.new");
-        self.storage.write(&staged, note.as_bytes()).map_err(storage("write", &staged))?;
-        self.storage.rename(&staged, CHECKPOINT).map_err(storage("rename", &staged))?;
-        self.storage.sync_folder("").map_err(storage("sync", ""))?;
+        write_whole(&*self.storage, CHECKPOINT, note.as_bytes())?;
         self.superseded.push_back(partial);
         self.forget(&completed);
         Ok(Published { size, root, note: note.to_owned() })
+    }
+
+    /// Writes cosignatures to the checkpoint that they are of, and to the witnessed one when they are enough. The tree is the
+    /// one that was published, so whoever reads the files sees either state.
+    pub(crate) fn publish_cosigned(&self, cosigned: &Cosigned) -> Result<(), LogFault> {
+        let note = cosigned.published.note.as_bytes();
+        if cosigned.published.size == self.edge.size() {
+            write_whole(&*self.storage, CHECKPOINT, note)?;
+        }
+        if cosigned.quorum {
+            write_whole(&*self.storage, WITNESSED, note)?;
+        }
+        Ok(())
     }
 
     /// Writes files that are not there: all under other names first, then renamed, then their folders synced.

@@ -38,7 +38,8 @@ pub enum ReceiptError {
     },
 }
 
-struct Tiles<'a>(&'a dyn Storage);
+/// The published tiles.
+pub(crate) struct Tiles<'a>(pub(crate) &'a dyn Storage);
 
 impl TileFiles for Tiles<'_> {
     fn read_tile(&self, path: &TilePath, bytes_max: usize) -> io::Result<Vec<u8>> {
@@ -52,6 +53,14 @@ pub(crate) fn receipt(shared: &Shared, principal: &Principal, request: RequestId
     let record = record.ok_or(ReceiptError::NotFound)?;
     let not_yet = ReceiptError::NotYet { retry_after_ms: RETRY_AFTER_MS };
     let sealed_index = record.sealed.ok_or(not_yet.clone())?;
+    // Under what witnesses have cosigned, if the entry is old enough. Its partial tiles may be gone when it is not the newest
+    // any more; then the newest has to do.
+    let witnessed = shared.witnessed.read().unwrap_or_else(PoisonError::into_inner).clone();
+    if let Some(witnessed) = witnessed.filter(|witnessed| sealed_index < witnessed.size)
+        && let Ok(text) = prove(shared, principal, request, &record, sealed_index, &witnessed)
+    {
+        return Ok(text);
+    }
     let mut tries = 0;
     loop {
         let published = Arc::clone(&shared.published.read().unwrap_or_else(PoisonError::into_inner));

@@ -2,7 +2,7 @@
 //!
 //! Believed, in this order: the newest whole copy of the slot (it is signed), the segments up to its size (they must
 //! have its root hash), the published checkpoint (it must be a prefix). Frames beyond the committed size were never
-//! acknowledged and are discarded. Whatever else does not fit is an error, not a repair.
+//! acknowledged and are discarded. Before anything new is signed the witnesses are asked whether they have seen more. Whatever else does not fit is an error, not a repair.
 
 use crate::AuditConfig;
 use crate::clock::Clock;
@@ -10,13 +10,15 @@ use crate::fault::{LogFault, OpenLogError, storage};
 use crate::index::{Index, OpenRequest, OpenRequests, note_batch};
 use crate::keys::{Keys, random};
 use crate::publish::{CHECKPOINT, Published, Publisher};
+use crate::receipt::Tiles;
 use crate::segment::{SEGMENT_BYTES, SEGMENT_BYTES_MAX, SEGMENTS, SegmentWriter, TracePlace, next_frame, segment_path};
 use crate::sequence::{BATCH_MAX, Commit, Draft, Sequencer, TenantHead};
 use crate::slot::Slot;
 use crate::storage::Storage;
 use crate::trace_file::recover_traces;
+use crate::witness::check_at_start;
 use audit_provenance::{Body, Coverage, Entry, EntryVersion, PageCounts, SealReason, Sealing, TenantRef};
-use audit_tlog::{CHECKPOINT_BYTES_MAX, Checkpoint, Edge, TILE_WIDTH, encode_bundle};
+use audit_tlog::{CHECKPOINT_BYTES_MAX, Checkpoint, Edge, TILE_WIDTH, TiledTree, encode_bundle};
 use policies_domain::{Digest, RequestId};
 use std::collections::HashMap;
 use std::io;
@@ -75,6 +77,13 @@ pub(crate) fn open(
         publisher.publish_checkpoint(current.size, current.root, &current.note)?;
     }
 
+    if !config.witnesses.witnesses.is_empty() {
+        let committed = committed_state(&slot, &keys)?;
+        let files = Tiles(&*store);
+        let tree = |older| TiledTree::new(committed.size, committed.root, &files).prove_consistency(older);
+        let prove = |older| tree(older).map_err(|error| error.to_string());
+        check_at_start(&config.witnesses, &committed, keys.signer().name(), &prove)?;
+    }
     let drafts = first_drafts(&scan, &keys, committed)?;
     let mut sequencer = Sequencer {
         segment: SegmentWriter::open(&*store, scan.last_segment)?,
@@ -98,6 +107,17 @@ pub(crate) fn open(
     let last = last.ok_or(LogFault::Stopped)?;
     let published = Published { size: last.size, root: last.root, note: last.note };
     Ok(Opened { sequencer, publisher, index, keys, published, signed_us: last.signed_us })
+}
+
+/// What the witnesses are asked about. A log that has committed nothing says that of itself: a witness that has seen more
+/// knows that the folder is not what it was.
+fn committed_state(slot: &Slot, keys: &Keys) -> Result<Published, LogFault> {
+    if let Some(current) = slot.current() {
+        return Ok(Published { size: current.size, root: current.root, note: current.note.clone() });
+    }
+    let empty = Checkpoint { origin: keys.signer().name().to_owned(), size: 0, root: Edge::new().root() };
+    let note = empty.sign(keys.signer()).map_err(LogFault::Sign)?;
+    Ok(Published { size: 0, root: empty.root, note })
 }
 
 /// The first entries of this run: never none, so that the slot is written, and known to be writable, at every start.
