@@ -1,6 +1,7 @@
 //! A whole log, from its files: every entry hashed and read, every tile, the root, every tenant's chain, every pair.
 
 use crate::file::read_file;
+use crate::witnesses::{WitnessRefusal, Witnessed, Witnesses};
 use audit_provenance::{Body, DecodeError, ENTRY_BYTES_MAX, Entry, EntryVersion, SealReason, TenantRef};
 use audit_tlog::{
     BundleError, CHECKPOINT_BYTES_MAX, Checkpoint, CheckpointError, Edge, Hash, TILE_WIDTH, TilePath, VerifierKey,
@@ -16,6 +17,8 @@ use std::path::Path;
 pub struct LogReport {
     /// Its checkpoint.
     pub checkpoint: Checkpoint,
+    /// When witnesses were asked for: the entries that they have cosigned, which may be fewer than there are, and who did.
+    pub witnessed: Option<(u64, Vec<Witnessed>)>,
     /// Entries of each kind.
     pub kinds: BTreeMap<&'static str, u64>,
     /// Sealed entries by reason.
@@ -46,6 +49,15 @@ pub enum LogRefusal {
     /// The checkpoint is malformed or not signed by the key.
     #[error("{0}")]
     Signature(#[from] CheckpointError),
+    /// Not cosigned by enough of the witnesses.
+    #[error("{0}")]
+    Witnesses(#[from] WitnessRefusal),
+    /// The witnesses have cosigned another tree than the one that the entries make.
+    #[error("the witnesses have cosigned another tree of {size} entries than this log's: it has two histories")]
+    WitnessedTree {
+        /// Its size.
+        size: u64,
+    },
     /// A bundle is malformed.
     #[error("`{path}`: {source}")]
     Bundle {
@@ -155,6 +167,7 @@ impl LogRefusal {
         match self {
             Self::File { .. } => "files",
             Self::Signature(_) => "signature",
+            Self::Witnesses(_) | Self::WitnessedTree { .. } => "witnesses",
             Self::Bundle { .. } | Self::Tile { .. } => "tiles",
             Self::Root { .. } => "root",
             Self::Entry { .. } | Self::Genesis { .. } | Self::Version { .. } => "entries",
@@ -171,8 +184,15 @@ impl LogRefusal {
 ///
 /// # Errors
 /// The first check that fails.
-pub fn check_log(dir: &Path, key: &VerifierKey, mut progress: impl FnMut(u64, u64)) -> Result<LogReport, LogRefusal> {
-    let checkpoint = Checkpoint::open(&read(dir, "checkpoint", CHECKPOINT_BYTES_MAX)?, key)?;
+pub fn check_log(
+    dir: &Path,
+    key: &VerifierKey,
+    witnesses: Option<&Witnesses>,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<LogReport, LogRefusal> {
+    let note = read(dir, "checkpoint", CHECKPOINT_BYTES_MAX)?;
+    let checkpoint = Checkpoint::open(&note, key)?;
+    let witnessed = witnesses.map(|witnesses| witnessed(dir, key, &checkpoint, &note, witnesses)).transpose()?;
     let mut edge = Edge::new();
     let mut story = Story::new(key, checkpoint.clone());
     while edge.size() < checkpoint.size {
@@ -187,6 +207,12 @@ pub fn check_log(dir: &Path, key: &VerifierKey, mut progress: impl FnMut(u64, u6
                 let path = TilePath { level: Some(tile.level), number: tile.number, width: TILE_WIDTH };
                 check_tile(dir, path, &tile.hashes)?;
             }
+            if let Some((older, _)) = &witnessed
+                && older.size == edge.size()
+                && older.root != edge.root()
+            {
+                return Err(LogRefusal::WitnessedTree { size: older.size });
+            }
             let entry = Entry::decode(bytes).map_err(|source| LogRefusal::Entry { index, source })?;
             story.entry(index, leaf, &entry)?;
         }
@@ -198,7 +224,36 @@ pub fn check_log(dir: &Path, key: &VerifierKey, mut progress: impl FnMut(u64, u6
     if edge.root() != checkpoint.root {
         return Err(LogRefusal::Root { size: checkpoint.size });
     }
-    Ok(story.report())
+    let mut report = story.report();
+    report.witnessed = witnessed.map(|(older, cosigned)| (older.size, cosigned));
+    Ok(report)
+}
+
+/// The newest checkpoint of the folder that the witnesses have cosigned: the published one, or the one that is kept for when
+/// that is too new.
+fn witnessed(
+    dir: &Path,
+    key: &VerifierKey,
+    published: &Checkpoint,
+    note: &[u8],
+    witnesses: &Witnesses,
+) -> Result<(Checkpoint, Vec<Witnessed>), LogRefusal> {
+    let refusal = match witnesses.check(published, note) {
+        Ok(cosigned) => return Ok((published.clone(), cosigned)),
+        Err(refusal @ WitnessRefusal::Quorum { .. }) => refusal,
+        Err(refusal) => return Err(refusal.into()),
+    };
+    let note = match read(dir, "checkpoint.witnessed", CHECKPOINT_BYTES_MAX) {
+        Err(LogRefusal::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Err(refusal.into()),
+        note => note?,
+    };
+    let older = Checkpoint::open(&note, key)?;
+    let cosigned = witnesses.check(&older, &note)?;
+    // One that is larger was cosigned, and is not shown.
+    if older.size == 0 || older.size > published.size {
+        return Err(LogRefusal::WitnessedTree { size: older.size });
+    }
+    Ok((older, cosigned))
 }
 
 fn check_tile(dir: &Path, path: TilePath, hashes: &[Hash]) -> Result<(), LogRefusal> {
@@ -233,6 +288,7 @@ impl<'a> Story<'a> {
     fn new(key: &'a VerifierKey, checkpoint: Checkpoint) -> Self {
         let report = LogReport {
             checkpoint,
+            witnessed: None,
             kinds: BTreeMap::new(),
             reasons: BTreeMap::new(),
             audits: BTreeMap::new(),

@@ -8,8 +8,10 @@ mod file;
 mod folder;
 mod receipt;
 mod response;
+mod witnesses;
 
 pub use file::read_file;
 pub use folder::{LogRefusal, LogReport, check_log};
 pub use receipt::{Evidence, ReceiptRefusal, ReceiptReport, Unchecked, check_receipt};
 pub use response::{PayloadError, RESPONSE_BYTES_MAX, payloads};
+pub use witnesses::{WitnessRefusal, Witnessed, Witnesses, WitnessesError};

@@ -6,9 +6,9 @@
 mod print;
 
 use anyhow::{Context as _, bail};
-use audit_tlog::{PROOF_BYTES_MAX, VerifierKey};
-use audit_verify::{Evidence, RESPONSE_BYTES_MAX, check_log, check_receipt, read_file};
-use clap::{Parser, Subcommand};
+use audit_tlog::{CosignerKey, PROOF_BYTES_MAX, VerifierKey};
+use audit_verify::{Evidence, RESPONSE_BYTES_MAX, Witnesses, check_log, check_receipt, read_file};
+use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -42,6 +42,8 @@ enum What {
         /// Also writes the sealed entry's bytes to a file.
         #[arg(long, value_name = "FILE")]
         extract_entry: Option<PathBuf>,
+        #[command(flatten)]
+        witnesses: WitnessArguments,
         /// One line of JSON instead of text.
         #[arg(long)]
         json: bool,
@@ -53,10 +55,45 @@ enum What {
         /// The log's verifier key, or a file that holds it. Otherwise `log.vkey` in the folder.
         #[arg(long, value_name = "KEY|FILE")]
         key: Option<String>,
+        #[command(flatten)]
+        witnesses: WitnessArguments,
         /// One line of JSON instead of text.
         #[arg(long)]
         json: bool,
     },
+}
+
+#[derive(Args)]
+struct WitnessArguments {
+    /// The verifier key of a witness that must have cosigned the checkpoint, or a file that holds it. May be repeated.
+    #[arg(long = "witness", value_name = "KEY|FILE")]
+    keys: Vec<String>,
+    /// How many of the given witnesses must have; all of them otherwise.
+    #[arg(long, value_name = "N", requires = "keys")]
+    quorum: Option<usize>,
+}
+
+impl WitnessArguments {
+    /// `None` when no witness is given.
+    fn witnesses(&self) -> anyhow::Result<Option<Witnesses>> {
+        if self.keys.is_empty() {
+            return Ok(None);
+        }
+        let mut keys = Vec::new();
+        for argument in &self.keys {
+            if let Ok(key) = CosignerKey::parse(argument.trim()) {
+                keys.push(key);
+                continue;
+            }
+            let path = Path::new(argument);
+            if !path.exists() {
+                bail!("`{argument}` is neither the verifier key of a witness nor a file");
+            }
+            keys.push(read_line(path, |line| Ok(CosignerKey::parse(line)?))?);
+        }
+        let quorum = self.quorum.unwrap_or(keys.len());
+        Ok(Some(Witnesses::new(keys, quorum)?))
+    }
 }
 
 fn main() -> ExitCode {
@@ -74,13 +111,15 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> anyhow::Result<bool> {
     let mut out = std::io::stdout().lock();
     match arguments.what {
-        What::Receipt { file, key, request, response, extract_entry, json } => {
+        What::Receipt { file, key, request, response, extract_entry, witnesses, json } => {
+            let witnesses = witnesses.witnesses()?;
             let folder = file.parent().unwrap_or(Path::new(""));
             let key = find_key(key.as_deref(), folder, "the receipt")?;
             let receipt = read(&file, PROOF_BYTES_MAX)?;
             let request = request.map(|path| read(&path, RESPONSE_BYTES_MAX)).transpose()?;
             let response = response.map(|path| read(&path, RESPONSE_BYTES_MAX)).transpose()?;
-            let evidence = Evidence { request: request.as_deref(), response: response.as_deref() };
+            let evidence =
+                Evidence { request: request.as_deref(), response: response.as_deref(), witnesses: witnesses.as_ref() };
             let checked = check_receipt(&receipt, &key.key, evidence);
             if let (Some(path), Ok(report)) = (extract_entry, &checked) {
                 if path.exists() && !path.is_file() {
@@ -97,13 +136,14 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
             out.write_all(text.as_bytes())?;
             Ok(checked.is_ok())
         }
-        What::Log { dir, key, json } => {
+        What::Log { dir, key, witnesses, json } => {
+            let witnesses = witnesses.witnesses()?;
             let key = find_key(key.as_deref(), &dir, "the log")?;
             if !dir.is_dir() {
                 bail!("`{}` is not a folder", dir.display());
             }
             let bar = progress_bar(json);
-            let checked = check_log(&dir, &key.key, |done, all| {
+            let checked = check_log(&dir, &key.key, witnesses.as_ref(), |done, all| {
                 bar.set_length(all);
                 bar.set_position(done);
             });
@@ -150,9 +190,13 @@ fn find_key(argument: Option<&str>, folder: &Path, what: &str) -> anyhow::Result
 }
 
 fn read_key(path: &Path) -> anyhow::Result<VerifierKey> {
+    read_line(path, |line| Ok(VerifierKey::parse(line)?))
+}
+
+fn read_line<T>(path: &Path, parse: impl FnOnce(&str) -> anyhow::Result<T>) -> anyhow::Result<T> {
     let bytes = read(path, KEY_BYTES_MAX)?;
     let text = std::str::from_utf8(&bytes).with_context(|| format!("`{}` is not text", path.display()))?;
-    VerifierKey::parse(text.trim()).with_context(|| format!("`{}`", path.display()))
+    parse(text.trim()).with_context(|| format!("`{}`", path.display()))
 }
 
 fn read(path: &Path, bytes_max: usize) -> anyhow::Result<Vec<u8>> {

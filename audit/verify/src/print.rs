@@ -2,7 +2,7 @@
 
 use crate::GivenKey;
 use audit_provenance::{Coverage, Handover, Opened, SealReason};
-use audit_verify::{LogReport, ReceiptReport, Unchecked};
+use audit_verify::{LogReport, ReceiptReport, Unchecked, Witnessed};
 use serde_json::json;
 use std::fmt::{Display, Write as _};
 
@@ -22,6 +22,9 @@ pub(crate) fn receipt(report: &ReceiptReport, key: &GivenKey) -> String {
     lines.line("receipt", "genuine");
     lines.line("log", format_args!("{}, {} entries", report.checkpoint.origin, report.checkpoint.size));
     lines.line("key", key_source(key));
+    if !report.witnessed.is_empty() {
+        lines.line("witnesses", cosigners(&report.witnessed));
+    }
     lines.line("request", sealed.request);
     lines.line("entries", format_args!("{} opened, {} sealed", sealed.opened_index, report.index));
     lines.line("time", format_args!("{} opened, {} sealed", utc(report.opened_us), utc(report.sealed_us)));
@@ -48,6 +51,16 @@ pub(crate) fn receipt(report: &ReceiptReport, key: &GivenKey) -> String {
     }
     lines.line("verdict", verdict(report));
     lines.0
+}
+
+/// Who cosigned, and when by their own clocks.
+fn cosigners(witnessed: &[Witnessed]) -> String {
+    let one = |one: &Witnessed| format!("{} ({})", one.name, utc(one.unix_seconds.saturating_mul(1_000_000)));
+    witnessed.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn cosigners_json(witnessed: &[Witnessed]) -> serde_json::Value {
+    witnessed.iter().map(|one| json!({"name": one.name, "unix_seconds": one.unix_seconds})).collect()
 }
 
 /// All that decides the answer's bits, as one digest.
@@ -131,6 +144,7 @@ pub(crate) fn receipt_json(report: &ReceiptReport, key: &GivenKey) -> String {
         "tree_size": report.checkpoint.size,
         "key": key.key.to_string(),
         "key_given": key.beside.is_none(),
+        "witnesses": cosigners_json(&report.witnessed),
         "request": sealed.request.to_string(),
         "opened_index": sealed.opened_index,
         "index": report.index,
@@ -172,6 +186,9 @@ pub(crate) fn log(report: &LogReport, key: &GivenKey) -> String {
     lines.line("log", "sound");
     lines.line("origin", &report.checkpoint.origin);
     lines.line("key", key_source(key));
+    if let Some((size, cosigned)) = &report.witnessed {
+        lines.line("witnesses", format_args!("{}: the first {size} entries", cosigners(cosigned)));
+    }
     lines.line("entries", format_args!("{}: {}", report.checkpoint.size, counts(&report.kinds)));
     lines.line("root", report.checkpoint.root);
     lines.line("time", format_args!("{} first, {} last", utc(report.wall_us.0), utc(report.wall_us.1)));
@@ -182,7 +199,9 @@ pub(crate) fn log(report: &LogReport, key: &GivenKey) -> String {
     }
     let [own, public, foreign] = report.pages;
     lines.line("pages", format_args!("{own} own, {public} public, {foreign} foreign"));
-    lines.line("checked", "signature, tiles, root, entries, tenants, pairing, incidents, faults, pages");
+    let witnesses = if report.witnessed.is_some() { "witnesses, " } else { "" };
+    let checked = "tiles, root, entries, tenants, pairing, incidents, faults, pages";
+    lines.line("checked", format_args!("signature, {witnesses}{checked}"));
     lines.0
 }
 
@@ -195,6 +214,8 @@ pub(crate) fn log_json(report: &LogReport, key: &GivenKey) -> String {
         "root": report.checkpoint.root.to_string(),
         "key": key.key.to_string(),
         "key_given": key.beside.is_none(),
+        "witnesses": report.witnessed.as_ref().map(|(_, cosigned)| cosigners_json(cosigned)),
+        "witnessed_size": report.witnessed.as_ref().map(|(size, _)| size),
         "entries": report.kinds,
         "responses": report.reasons,
         "unsealed": report.unsealed,

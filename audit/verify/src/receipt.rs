@@ -2,6 +2,7 @@
 //! is the refusal.
 
 use crate::response::{PayloadError, payloads};
+use crate::witnesses::{WitnessRefusal, Witnessed, Witnesses};
 use audit_provenance::{
     Body, ChunkChain, Commitment, DecodeError, Disclosure, Entry, Field, Opened, Openings, PageClass, PageCounts,
     SealReason, Sealing, TenantLink, Trace,
@@ -19,12 +20,14 @@ pub struct Evidence<'a> {
     pub request: Option<&'a [u8]>,
     /// The response as it was received: server-sent events or a JSON body.
     pub response: Option<&'a [u8]>,
+    /// Who must have cosigned the checkpoint.
+    pub witnesses: Option<&'a Witnesses>,
 }
 
 impl std::fmt::Debug for Evidence<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (request, response) = (self.request.map(<[u8]>::len), self.response.map(<[u8]>::len));
-        f.debug_struct("Evidence").field("request", &request).field("response", &response).finish()
+        f.debug_struct("Evidence").field("request", &request).field("response", &response).finish_non_exhaustive()
     }
 }
 
@@ -33,6 +36,8 @@ impl std::fmt::Debug for Evidence<'_> {
 pub struct ReceiptReport {
     /// The checkpoint that the entries were proven under.
     pub checkpoint: Checkpoint,
+    /// Those of the asked witnesses that have cosigned it.
+    pub witnessed: Vec<Witnessed>,
     /// Index of the sealed entry.
     pub index: u64,
     /// Bytes of the sealed entry.
@@ -95,6 +100,9 @@ pub enum ReceiptRefusal {
     /// Not signed by the key.
     #[error("{0}")]
     Signature(#[from] CheckpointError),
+    /// Not cosigned by enough of the witnesses.
+    #[error("{0}")]
+    Witnesses(#[from] WitnessRefusal),
     /// The receipt discloses nothing.
     #[error("the receipt has no extra line, so there is no entry to check")]
     NoDisclosure,
@@ -177,6 +185,7 @@ impl ReceiptRefusal {
         match self {
             Self::Format(_) => "format",
             Self::Signature(_) => "signature",
+            Self::Witnesses(_) => "witnesses",
             Self::NoDisclosure | Self::Disclosure(_) => "disclosure",
             Self::Inclusion { .. } => "inclusion",
             Self::Entry { .. } | Self::Kind { .. } => "entry",
@@ -203,6 +212,14 @@ pub fn check_receipt(
     let mut passed = vec!["format"];
     let checkpoint = Checkpoint::open(proof.checkpoint.as_bytes(), key)?;
     passed.push("signature");
+    let witnessed = match evidence.witnesses {
+        Some(witnesses) => {
+            let witnessed = witnesses.check(&checkpoint, proof.checkpoint.as_bytes())?;
+            passed.push("witnesses");
+            witnessed
+        }
+        None => Vec::new(),
+    };
 
     let extra = proof.extra.as_deref().ok_or(ReceiptRefusal::NoDisclosure)?;
     let disclosure = Disclosure::decode(extra).map_err(ReceiptRefusal::Disclosure)?;
@@ -263,6 +280,7 @@ pub fn check_receipt(
 
     Ok(ReceiptReport {
         checkpoint,
+        witnessed,
         index: proof.index,
         tenant,
         tenant_name: disclosure.openings.map(|openings| openings.tenant_name),

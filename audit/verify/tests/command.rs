@@ -4,7 +4,7 @@
 mod real_log;
 
 use audit_provenance::Disclosure;
-use audit_tlog::TlogProof;
+use audit_tlog::{Checkpoint, Cosigner, Hash, LogSigner, TlogProof, VerifierKey};
 use policies_domain::{Label, TenantId};
 use real_log::{REQUEST_BODY, RealLog};
 use std::path::Path;
@@ -168,4 +168,114 @@ async fn pipes_are_refused_and_not_waited_for() {
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, content).unwrap();
     }
+}
+
+/// A cosignature of a note's checkpoint.
+fn cosigned(note: &str, witness: &Cosigner, log: &str) -> String {
+    let checkpoint = Checkpoint::open(note.as_bytes(), &VerifierKey::parse(log).unwrap()).unwrap();
+    witness.cosign(&checkpoint, 1_796_000_000).unwrap()
+}
+
+#[tokio::test]
+async fn a_receipt_counts_as_witnessed_with_the_quorum_that_is_asked_for() {
+    let log = RealLog::open();
+    log.streamed(&log.acme, 1).await;
+    let key = log.log.verifier_key();
+    let witnesses: Vec<Cosigner> =
+        (1..=3).map(|n| Cosigner::from_seed(&format!("w{n}.example"), &[n; 32]).unwrap()).collect();
+    let keys: Vec<String> = witnesses.iter().map(|witness| witness.verifier_key().to_string()).collect();
+    let plain = log.receipt(&log.acme, 1);
+    let note = TlogProof::parse(plain.as_bytes()).unwrap().checkpoint;
+    let lines: Vec<String> = witnesses.iter().map(|witness| cosigned(&note, witness, &key)).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let check = |receipt: &str, arguments: &[&str]| {
+        std::fs::write(folder.path().join("r"), receipt).unwrap();
+        let (status, text, errors) = run(&[&["receipt", "r", "--key", &key], arguments].concat(), folder.path());
+        (status, text + &errors)
+    };
+    let two = format!("{plain}{}{}", lines[0], lines[1]);
+    let (status, text) = check(&two, &["--witness", &keys[0], "--witness", &keys[1]]);
+    assert_eq!(status, 0, "{text}");
+    assert!(text.contains("witnesses   w1.example (2026-11-30 00:53:20.000 UTC), w2.example ("), "{text}");
+    assert!(text.contains("format, signature, witnesses, inclusion"), "{text}");
+    let all = ["--witness", &keys[0], "--witness", &keys[1], "--witness", &keys[2]];
+    let (status, text) = check(&two, &all);
+    assert!(status == 1 && text.contains("check       witnesses") && text.contains("2 of the given"), "{text}");
+    assert_eq!(check(&two, &[&all[..], &["--quorum", "2"]].concat()).0, 0);
+    let (status, text) = check(&two, &[&all[..], &["--quorum", "2", "--json"]].concat());
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, value["witnesses"][1]["name"].as_str()), (0, Some("w2.example")));
+    std::fs::write(folder.path().join("w1.vkey"), format!("{}\n", keys[0])).unwrap();
+    assert_eq!(check(&two, &["--witness", "w1.vkey"]).0, 0);
+
+    // The same line twice is one witness; a namesake is none; a line of another checkpoint is a forgery.
+    let twice = format!("{plain}{}{}", lines[0], lines[0]);
+    assert_eq!(check(&twice, &["--witness", &keys[0], "--witness", &keys[1]]).0, 1);
+    let namesake = Cosigner::from_seed("w1.example", &[9; 32]).unwrap();
+    assert_eq!(check(&format!("{plain}{}", cosigned(&note, &namesake, &key)), &["--witness", &keys[0]]).0, 1);
+    let other = Checkpoint { origin: "o".into(), size: 3, root: audit_tlog::leaf_hash(b"x") };
+    let forged = format!("{plain}{}", witnesses[0].cosign(&other, 1_796_000_000).unwrap());
+    let (status, text) = check(&forged, &["--witness", &keys[0]]);
+    assert!(status == 1 && text.contains("the cosignature of `w1.example`"), "{text}");
+    assert_eq!(check(&forged, &[]).0, 0, "who does not ask for a witness ignores its line");
+
+    // Wrong usage.
+    for arguments in [
+        &["--quorum", "1"][..],
+        &["--witness", &keys[0], "--quorum", "2"],
+        &["--witness", &keys[0], "--quorum", "0"],
+        &["--witness", &keys[0], "--witness", &keys[0]],
+        &["--witness", &key],
+        &["--witness", "nonsense"],
+    ] {
+        assert_eq!(check(&two, arguments).0, 2, "{arguments:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_log_is_witnessed_up_to_what_was_cosigned_and_no_other_tree_passes() {
+    let log = RealLog::open();
+    log.streamed(&log.acme, 1).await;
+    let witness = Cosigner::from_seed("w1.example", &[1; 32]).unwrap();
+    let witness_key = witness.verifier_key().to_string();
+    let key = log.log.verifier_key();
+    log.log.shutdown();
+    let dir = log.dir.path();
+    let note = std::fs::read_to_string(dir.join("checkpoint")).unwrap();
+    let size = Checkpoint::open(note.as_bytes(), &VerifierKey::parse(&key).unwrap()).unwrap().size;
+    let check = || {
+        let (status, text, _) = run(&["log", dir.to_str().unwrap(), "--witness", &witness_key], Path::new("/"));
+        (status, text)
+    };
+    let write = |name: &str, note: &str| std::fs::write(dir.join(name), note).unwrap();
+    let (status, text) = check();
+    assert!(status == 1 && text.contains("check       witnesses"), "{text}");
+    write("checkpoint", &format!("{note}{}", cosigned(&note, &witness, &key)));
+    let (status, text) = check();
+    assert!(status == 0 && text.contains(&format!("): the first {size} entries\n")), "{text}");
+    assert!(text.contains("checked     signature, witnesses, tiles"), "{text}");
+
+    // An older checkpoint is the witnessed one.
+    write("checkpoint", &note);
+    let signer = std::fs::read_to_string(dir.join("keys/log.skey")).unwrap();
+    let signer = LogSigner::parse(signer.trim_end()).unwrap();
+    let genesis = std::fs::read(dir.join("tile/0/000.p").join(size.to_string())).unwrap();
+    let root = Hash(genesis[..32].try_into().unwrap());
+    let older = |size, root| {
+        let note = Checkpoint { origin: real_log::ORIGIN.into(), size, root }.sign(&signer).unwrap();
+        let line = cosigned(&note, &witness, &key);
+        note + &line
+    };
+    write("checkpoint.witnessed", &older(1, root));
+    let (status, text) = check();
+    assert!(status == 0 && text.contains("): the first 1 entries\n"), "{text}");
+    // Signed by the log, cosigned by the witness, and not this log's: it has two histories. So it has when more was cosigned
+    // than there is.
+    for other in [older(1, audit_tlog::leaf_hash(b"x")), older(size + 1, root)] {
+        write("checkpoint.witnessed", &other);
+        let (status, text) = check();
+        assert!(status == 1 && text.contains("two histories"), "{text}");
+    }
+    write("checkpoint.witnessed", &note);
+    assert_eq!(check().0, 1, "without its line it is not witnessed");
 }

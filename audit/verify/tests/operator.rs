@@ -17,7 +17,7 @@ use std::path::PathBuf;
 fn check(forge: &Forge) -> Result<LogReport, String> {
     let dir = tempfile::tempdir().unwrap();
     forge.write(dir.path());
-    let checked = check_log(dir.path(), &signer().verifier_key(), |_, _| {});
+    let checked = check_log(dir.path(), &signer().verifier_key(), None, |_, _| {});
     checked.map_err(|refusal| format!("{}: {refusal}", refusal.check()))
 }
 
@@ -274,7 +274,7 @@ fn any_changed_file_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
     forge.write(dir.path());
     let key = signer().verifier_key();
-    let checked = || check_log(dir.path(), &key, |_, _| {}).map_err(|refusal| refusal.check());
+    let checked = || check_log(dir.path(), &key, None, |_, _| {}).map_err(|refusal| refusal.check());
     assert!(checked().is_ok());
     let all =
         ["checkpoint", "tile/0/000", "tile/0/001.p/5", "tile/1/000.p/1", "tile/entries/000", "tile/entries/001.p/5"];
@@ -305,7 +305,7 @@ fn receipt(lie: impl FnOnce(&mut Sealing), shown: &Trace) -> Result<(), &'static
     let (index, _) = forge.add(Some(ACME), sealed(1, at, lie));
     let text = forge.receipt(at.0, index, shown).encode();
     let response = PAYLOADS.map(|payload| format!("data: {payload}\n\n")).concat();
-    let evidence = Evidence { request: None, response: Some(response.as_bytes()) };
+    let evidence = Evidence { request: None, response: Some(response.as_bytes()), ..Evidence::default() };
     check_receipt(text.as_bytes(), &signer().verifier_key(), evidence).map(|_| ()).map_err(|refusal| refusal.check())
 }
 

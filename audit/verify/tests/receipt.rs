@@ -15,7 +15,7 @@ fn key(log: &RealLog) -> VerifierKey {
 }
 
 fn evidence<'a>(request: &'a [u8], response: &'a str) -> Evidence<'a> {
-    Evidence { request: Some(request), response: Some(response.as_bytes()) }
+    Evidence { request: Some(request), response: Some(response.as_bytes()), ..Evidence::default() }
 }
 
 #[tokio::test]
@@ -69,8 +69,8 @@ async fn a_changed_byte_that_passes_lies_in_a_part_that_is_reported_as_unchecked
         (Disclosure::decode(proof.extra.as_ref().unwrap()).unwrap(), TlogProof { extra: None, ..proof })
     };
     let (genuine, proof) = disclosed(&receipt);
-    let request_only = Evidence { request: Some(REQUEST_BODY), response: None };
-    let response_only = Evidence { request: None, response: Some(events.as_bytes()) };
+    let request_only = Evidence { request: Some(REQUEST_BODY), response: None, ..Evidence::default() };
+    let response_only = Evidence { request: None, response: Some(events.as_bytes()), ..Evidence::default() };
     for evidence in [Evidence::default(), request_only, response_only] {
         let mut passed = 0;
         for position in 0..receipt.len() {
@@ -191,7 +191,7 @@ async fn parts_of_another_receipt_do_not_fit() {
     let bare = TlogProof { extra: Some(Disclosure { openings: None, ..one }.encode()), ..first.clone() };
     let bare = bare.encode();
     assert!(check_receipt(bare.as_bytes(), &key(&log), Evidence::default()).is_ok());
-    let with_request = Evidence { request: Some(REQUEST_BODY), response: None };
+    let with_request = Evidence { request: Some(REQUEST_BODY), response: None, ..Evidence::default() };
     let refusal = check_receipt(bare.as_bytes(), &key(&log), with_request).unwrap_err();
     assert_eq!(refusal, ReceiptRefusal::NoOpenings { content: "request" });
     let none = TlogProof { extra: None, ..first };
