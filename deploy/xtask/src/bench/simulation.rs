@@ -68,9 +68,12 @@ pub(super) fn text(result: &Json) -> String {
     let _ = writeln!(
         text,
         "\nThe scheduler's own code under an engine and a clock that are made up (`cargo xtask bench scheduler-simulation`, seed\n\
-         {}). All but the times of decisions is decided by the seed. Times: {}, load average {} before and {} after, looking\n\
-         at the clock ({} ns) in each of them; wanted: less than {} ns, and growth with the logarithm of tenants and sequences.\n",
+         {}). All but the times of decisions is decided by the seed, so that each decision is made again in each of {} runs: the\n\
+         least that it took is what it costs, and what one run took beyond that is the machine's (interrupts, other programs,\n\
+         memory that is touched for the first time). Times: {}, load average {} before and {} after, looking at the clock\n\
+         ({} ns) in each of them; wanted: less than {} ns, and growth with the logarithm of tenants and sequences.\n",
         result["seed"],
+        result["runs"],
         result["machine"]["cpu"].as_str().unwrap_or("unknown"),
         result["load_average_before"],
         result["load_average_after"],
@@ -87,22 +90,43 @@ pub(super) fn text(result: &Json) -> String {
 }
 
 fn decisions_text(result: &Json, text: &mut String) {
-    let _ = writeln!(text, "| ns: median (99 of 100) | {} | all |", DECISIONS.map(|(_, words)| words).join(" | "));
-    let _ = writeln!(text, "| --- | {}--- |", "--- | ".repeat(DECISIONS.len()));
-    for row in rows(result) {
-        let cell = |name: &str| {
-            let ns = |what: &str| row[name][what].as_f64().map_or_else(|| "-".to_owned(), thousands);
-            format!("{} ({})", ns("median_ns"), ns("p99_ns"))
-        };
-        let _ = writeln!(
-            text,
-            "| {} tenants, {} live | {} | {} |",
-            thousands(row["tenants"].as_f64().unwrap_or(0.0)),
-            thousands(row["live"].as_f64().unwrap_or(0.0)),
-            DECISIONS.map(|(name, _)| cell(name)).join(" | "),
-            cell("all"),
-        );
+    let tables = [
+        (
+            "least of all runs, ns: median (99 of 100, most)",
+            ["least_median_ns", "least_p99_ns", "least_max_ns"].as_slice(),
+        ),
+        ("one run, ns: median (99 of 100)", &["median_ns", "p99_ns"]),
+    ];
+    for (title, names) in tables {
+        let _ = writeln!(text, "| {title} | {} | all |", DECISIONS.map(|(_, words)| words).join(" | "));
+        let _ = writeln!(text, "| --- | {}--- |", "--- | ".repeat(DECISIONS.len()));
+        for row in rows(result) {
+            let cell = |of: &str| {
+                let ns: Vec<String> = names
+                    .iter()
+                    .map(|name| row[of][*name].as_f64().map_or_else(|| "-".to_owned(), thousands))
+                    .collect();
+                format!("{} ({})", ns[0], ns[1..].join(", "))
+            };
+            let _ = writeln!(
+                text,
+                "| {} tenants, {} live | {} | {} |",
+                thousands(row["tenants"].as_f64().unwrap_or(0.0)),
+                thousands(row["live"].as_f64().unwrap_or(0.0)),
+                DECISIONS.map(|(name, _)| cell(name)).join(" | "),
+                cell("all"),
+            );
+        }
+        let _ = writeln!(text);
     }
+    let looks = |of: usize| rows(result).filter_map(|row| row["looks_max"][of].as_u64()).max().unwrap_or(0);
+    let _ = writeln!(
+        text,
+        "However many there are, whoever gets the next slot was found among {} requests at most, and all chunks of a step among\n\
+         {}.",
+        looks(0),
+        looks(1),
+    );
     if let Some((tenants, live)) = growth(result) {
         let _ = writeln!(
             text,
@@ -118,7 +142,7 @@ fn decisions_text(result: &Json, text: &mut String) {
 fn growth(result: &Json) -> Option<(f64, f64)> {
     let median = |tenants: u64, live: u64| {
         let row = rows(result).find(|row| row["tenants"] == tenants && row["live"] == live)?;
-        row["all"]["median_ns"].as_f64()
+        row["all"]["least_median_ns"].as_f64()
     };
     Some((median(10_000, 100_000)? / median(100, 100_000)?, median(100, 100_000)? / median(100, 1_000)?))
 }
@@ -211,7 +235,12 @@ pub(super) fn plots(result: &Json) -> Vec<(&'static str, Plot)> {
     let sizes = |part: &'static str, of: &'static str, fixed: u64, name: &str, number| {
         let rows = rows(result).filter(|row| row[of] == fixed);
         let points = rows.filter_map(|row| Some((row[part].as_f64()?, row["all"][name].as_f64()?))).collect();
-        line(if name == "median_ns" { "median" } else { "99 of 100" }, number, points)
+        let name = match name {
+            "least_median_ns" => "median",
+            "least_p99_ns" => "99 of 100",
+            _ => "99 of 100, one run",
+        };
+        line(name, number, points)
     };
     let limit = |from, to| allowed("wanted", vec![(from, DECISION_NS_MAX), (to, DECISION_NS_MAX)]);
     let waits = |name: &str, what: &str, number| {
@@ -227,8 +256,9 @@ pub(super) fn plots(result: &Json) -> Vec<(&'static str, Plot)> {
                 "tenants",
                 "ns",
                 vec![
-                    sizes("tenants", "live", 100_000, "median_ns", 0),
-                    sizes("tenants", "live", 100_000, "p99_ns", 1),
+                    sizes("tenants", "live", 100_000, "least_median_ns", 0),
+                    sizes("tenants", "live", 100_000, "least_p99_ns", 1),
+                    sizes("tenants", "live", 100_000, "p99_ns", 2),
                     limit(100.0, 10_000.0),
                 ],
             ),
@@ -240,8 +270,9 @@ pub(super) fn plots(result: &Json) -> Vec<(&'static str, Plot)> {
                 "live sequences",
                 "ns",
                 vec![
-                    sizes("live", "tenants", 100, "median_ns", 0),
-                    sizes("live", "tenants", 100, "p99_ns", 1),
+                    sizes("live", "tenants", 100, "least_median_ns", 0),
+                    sizes("live", "tenants", 100, "least_p99_ns", 1),
+                    sizes("live", "tenants", 100, "p99_ns", 2),
                     limit(1_000.0, 100_000.0),
                 ],
             ),
@@ -323,8 +354,7 @@ mod tests {
 
     #[test]
     fn growth_is_of_the_median_decision() {
-        let row =
-            |tenants: u64, live: u64, ns: f64| json!({"tenants": tenants, "live": live, "all": {"median_ns": ns}});
+        let row = |tenants: u64, live: u64, ns: f64| json!({"tenants": tenants, "live": live, "all": {"least_median_ns": ns}});
         let result =
             json!({"decisions": [row(100, 1_000, 100.0), row(100, 100_000, 150.0), row(10_000, 100_000, 300.0)]});
         assert_eq!(growth(&result), Some((2.0, 1.5)));
