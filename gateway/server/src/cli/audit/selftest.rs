@@ -18,12 +18,10 @@ use std::time::Duration;
 const TENANTS: [&str; 2] = ["victim", "attacker"];
 /// Four pages. Longer prefixes differ more and take longer: with these a thousand pairs take five minutes on two cores.
 const PREFIX_TOKENS: usize = 64;
-/// Where the cache is shared, it shows in pairs.
-const WITH_ONE: Size =
-    Size { control_pairs: 250, cross_pairs: 1_500, order_rounds: 0, eviction_pairs: 0, stream_pairs: 0 };
 /// Enough for every verdict, `isolated` among them: without a channel the pairs end where the interval is narrow enough. These
 /// gateways promise nobody a constant shape.
-const WITH_OWN: Size = Size { order_rounds: 12, eviction_pairs: 12, ..WITH_ONE };
+const SIZE: Size =
+    Size { control_pairs: 250, cross_pairs: 1_500, order_rounds: 12, eviction_pairs: 12, stream_pairs: 0 };
 /// KV pages of these gateways: the order oracle's prompts fit beside each other...
 const PAGES: usize = 192;
 /// ...and a flood takes all of them.
@@ -82,8 +80,7 @@ async fn audit(model: &std::path::Path, seed: u64, shared: bool) -> Result<Repor
     }
     let gateway = Gateway::start(config, engine).await?;
     let [victim, attacker] = keys.map(|key| key.reveal().to_owned());
-    let size = if shared { WITH_ONE } else { WITH_OWN };
-    let plan = size.plan(vec![PREFIX_TOKENS], FLOOD_TOKENS, false);
+    let plan = SIZE.plan(vec![PREFIX_TOKENS], FLOOD_TOKENS, false);
     let report = sidechannel(Address::of(gateway.address()), Keys { victim, attacker }, plan, seed).await;
     gateway.drain(DRAIN_LIMIT).await;
     report
