@@ -2,8 +2,10 @@
 
 mod agreement;
 mod public_prefix;
+mod witnesses;
 
 pub use agreement::{Agreement, StreamShape};
+pub use witnesses::{WitnessPlace, WitnessSettings};
 
 use crate::bounded_file;
 use crate::exchange::ConnectionLimits;
@@ -57,6 +59,8 @@ pub struct Config {
     pub metrics: MetricsReaders,
     /// Tenants that may write audits of the isolation to the log.
     pub probes: BTreeSet<TenantName>,
+    /// Who cosigns the audit log's checkpoints.
+    pub witnesses: WitnessSettings,
 }
 
 /// A part of the engine that is a process of its own, perhaps on another machine.
@@ -234,6 +238,7 @@ impl Config {
             limits: Limits::default(),
             metrics: MetricsReaders::Loopback,
             probes: BTreeSet::new(),
+            witnesses: WitnessSettings::default(),
         }
     }
 
@@ -321,7 +326,10 @@ impl Config {
         config.public_prefixes = public_prefix::read_all(&mut settings, keeps_prefixes);
         settings.inside("limits", |limits| read_limits(limits, &mut config.limits));
         config.tenants = read_tenants(&mut settings);
-        settings.inside("audit", |audit| config.probes = read_probes(audit, &config.tenants));
+        settings.inside("audit", |audit| {
+            config.probes = read_probes(audit, &config.tenants);
+            config.witnesses = witnesses::read(audit);
+        });
         settings.inside("scheduler", |scheduler| config.agreements = agreement::read_all(scheduler, &config.tenants));
         if let Err(error) = config.tenancy() {
             settings.mistake("scheduler.tenants", format!("cannot be kept: {error}"));

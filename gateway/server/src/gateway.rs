@@ -10,6 +10,7 @@ use crate::open_files;
 use crate::respond::RequestError;
 use crate::tls::{self, LoadTlsError};
 use crate::turns::{Turns, WAITING_MAX};
+use crate::witnesses;
 use audit_log::{AuditConfig, AuditLog, Handover, OpenLogError};
 use engine_runtime::{Engine, Split};
 use gateway_auth::{BuildKeyRingError, KeyRing, KeySecret, OpenSecretError};
@@ -246,7 +247,7 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         Split::Staged => Handover::Staged,
     };
     let audit = AuditConfig::new(Gateway::log_dir(&config.data_dir), config.origin);
-    let audit = AuditLog::open(AuditConfig { handover, ..audit })?;
+    let audit = AuditLog::open(AuditConfig { handover, witnesses: witnesses::policy(&config.witnesses), ..audit })?;
     let metrics = Metrics::start(&engine, &audit, &keys.principals())?;
     if config.metrics == MetricsReaders::Everyone {
         tracing::warn!("everyone who reaches the listener may read the tenants' names and usage under /metrics");

@@ -25,11 +25,12 @@ mod serve;
 mod shape;
 mod tls;
 mod turns;
+mod witnesses;
 
 pub use chat_renderer::{RenderProcesses, render_chat};
 pub use config::{
     Agreement, Config, ConfigError, Limits, MetricsReaders, Mistake, ParseConfigError, StreamShape, WeightsCache,
-    WorkerPlace,
+    WitnessPlace, WitnessSettings, WorkerPlace,
 };
 pub use exchange::ConnectionLimits;
 pub use gateway::{Gateway, StartError};

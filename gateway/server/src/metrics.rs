@@ -188,6 +188,11 @@ fn observe_audit(meter: &Meter, audit: &AuditLog) {
     gauge("audit_tree_size_published", |health| health.published);
     gauge("audit_entries_queued", |health| health.queued as u64);
     gauge("audit_failed", |health| u64::from(health.failed.is_some()));
+    gauge("audit_tree_size_witnessed", |health| health.witnessed);
+    gauge("audit_witnesses_away", |health| health.witnesses.iter().filter(|witness| witness.away).count() as u64);
+    gauge("audit_witness_alarms", |health| {
+        health.witnesses.iter().filter(|witness| witness.alarm.is_some()).count() as u64
+    });
 }
 
 /// Times one generating request. What it did not finish is counted when it is dropped, so that aborted work is billed.

@@ -170,10 +170,14 @@ fn model(principal: &Principal, name: &str, on: &Services) -> Result<Answer, Req
 
 fn ready(on: &Services) -> Answer {
     let draining = on.is_draining();
-    let (stats, log) = (on.engine.stats(), on.audit.health().failed.is_none());
+    let (stats, health) = (on.engine.stats(), on.audit.health());
+    let log = health.failed.is_none();
+    // For people and their alarms: one witness that lies must not take the gateway out of service.
+    let witnesses = health.witnesses.iter().all(|witness| witness.alarm.is_none());
     let (engine, workers) = (stats.alive, !stats.worker_away);
     let status = if engine && workers && log && !draining { 200 } else { 503 };
-    let body = json!({"draining": draining, "engine": engine, "workers": workers, "audit_log": log});
+    let body =
+        json!({"draining": draining, "engine": engine, "workers": workers, "audit_log": log, "witnesses": witnesses});
     Answer::new(status, JSON, body.to_string())
 }
 

@@ -31,6 +31,35 @@ fn probes_are_tenants_with_a_key() {
 }
 
 #[test]
+fn witnesses_have_an_address_and_a_key() {
+    const KEY: &str = "witness.example/w1+6de5ed03+BPj5qgqKFYtEA2QIzqtoV45zObJfZC0pYYbK1r8Kp+aL";
+    let config = |audit: &str| format!("data_dir = \"d\"\nmodel = \"m\"\n[audit]\n{audit}\n");
+    let one = |url: &str| format!("{{ url = \"{url}\", verifier_key = \"{KEY}\" }}");
+    let read = |audit: &str| Config::parse(&config(audit)).unwrap().witnesses;
+    assert_eq!(read(""), WitnessSettings::default());
+    let witnesses = read(&format!("witnesses = [{}]\nwitness_quorum_at_start = true", one("http://127.0.0.1:8090/")));
+    assert_eq!((witnesses.quorum, witnesses.quorum_at_start), (1, true));
+    assert_eq!(witnesses.places[0].url.as_str(), "http://127.0.0.1:8090/add-checkpoint");
+    assert_eq!(witnesses.places[0].key.to_string(), KEY);
+    for url in ["", "witness.example", "ftp://w.example", "https://u@w.example", "https://w.example/?a", "file:///w"] {
+        let wanted = "`audit.witnesses[0].url` must be an address such as \"https://witness.example.com/w1\"";
+        assert_eq!(mistakes(&config(&format!("witnesses = [{}]", one(url)))), [wanted], "{url}");
+    }
+    let twice = format!("witnesses = [{}, {}]", one("http://a.example"), one("http://b.example"));
+    assert_eq!(mistakes(&config(&twice)), ["`audit.witnesses` has the key of `witness.example/w1` twice"]);
+    let log_key = "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW";
+    let of_a_log = config(&format!("witnesses = [{}]", one("http://a.example"))).replace(KEY, log_key);
+    let wanted = "`audit.witnesses[0].verifier_key` must be the line that `bulkhead-witness key` prints";
+    assert_eq!(mistakes(&of_a_log), [wanted]);
+    assert_eq!(
+        mistakes(&config("witness_quorum_at_start = true")),
+        ["`audit.witness_quorum_at_start` takes `witnesses`"]
+    );
+    let beyond = format!("witnesses = [{}]\nwitness_quorum = 2", one("http://a.example"));
+    assert_eq!(mistakes(&config(&beyond)), ["`audit.witness_quorum` must be a whole number from 1 to 1"]);
+}
+
+#[test]
 fn a_full_configuration_is_read() {
     let text = format!(
         "listen = \"0.0.0.0:0\"\ndata_dir = \"data\"\nmodel = \"m.gguf\"\nweights_cache = \"off\"\nserved_name = \"small\"\nrules = \"r.toml\"\n\

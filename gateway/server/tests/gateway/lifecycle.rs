@@ -20,7 +20,7 @@ async fn the_model_is_listed_and_the_gateway_is_ready() {
     assert_eq!((list["object"].as_str(), list["data"][0]["id"].as_str()), (Some("list"), Some("smol")));
     assert_eq!(world.get("/v1/models/smol").await.json()["object"], "model");
     assert_eq!(world.get("/v1/models?limit=1").await.status, 200);
-    let wanted = json!({"draining": false, "engine": true, "workers": true, "audit_log": true});
+    let wanted = json!({"draining": false, "engine": true, "workers": true, "audit_log": true, "witnesses": true});
     assert_eq!(world.get("/readyz").await.json(), wanted);
     world.gateway.announce_drain();
     assert_eq!(world.get("/readyz").await.status, 503);
