@@ -1,4 +1,4 @@
-//! A `bulkhead` that runs until it is told to end, as a child process.
+//! A `bulkhead`, or another program of this workspace, that runs until it is told to end, as a child process.
 
 use crate::binary;
 use anyhow::{Context, Result, bail, ensure};
@@ -25,7 +25,15 @@ impl Program {
     /// # Errors
     /// When it cannot be started.
     pub fn start(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<Self> {
-        let mut command = Command::new(binary("bulkhead")?);
+        Self::start_named("bulkhead", arguments)
+    }
+
+    /// Starts another program of this workspace.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_named(program: &str, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<Self> {
+        let mut command = Command::new(binary(program)?);
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let pipe = child.stderr.take().context("no stderr")?;

@@ -7,6 +7,10 @@ const WITNESS: &str = "audit/witness/src/witness.rs";
 const STORE: &str = "audit/witness/src/store.rs";
 const SERVE: &str = "audit/witness/src/serve.rs";
 
+const ASK: &str = "audit/log/src/witness.rs";
+const COSIGN: &str = "audit/log/src/cosign.rs";
+const VERIFY: &str = "audit/verify/src/witnesses.rs";
+
 pub(super) const WITNESSES: &[Mutation] = &[
     Mutation {
         name: "witness: a tree that does not continue the last one is not signed",
@@ -111,5 +115,109 @@ pub(super) const WITNESSES: &[Mutation] = &[
         replace: "Some((found, key)) if *found > 0 || algorithm == 0 => key",
         packages: &["audit-tlog"],
         tests: "test(keys_of_witnesses_and_logs_are_told_apart)",
+    },
+    Mutation {
+        name: "log: a witness that has seen more ends the start",
+        file: ASK,
+        find: "Asked::Ahead(theirs) => return Err(OpenLogError::WitnessAhead { witness, theirs: *theirs, ours }),",
+        replace: "Asked::Ahead(_) => {}",
+        packages: &["audit-log"],
+        tests: "test(a_rolled_back_folder_is_refused)",
+    },
+    Mutation {
+        name: "log: a witness that has seen another tree ends the start",
+        file: ASK,
+        find: "Asked::Forked(size) => return Err(OpenLogError::WitnessForked { witness, size: *size, ours }),",
+        replace: "Asked::Forked(_) => {}",
+        packages: &["audit-log"],
+        tests: "test(a_forked_folder_is_refused_at_any_size)",
+    },
+    Mutation {
+        name: "log: a start waits for the quorum that it is told to have",
+        file: ASK,
+        find: "if policy.quorum_at_start && agreed < policy.quorum {",
+        replace: "if policy.quorum_at_start && agreed < policy.quorum.min(1) {",
+        packages: &["audit-log"],
+        tests: "test(a_start_can_be_made_to_wait_for_nobody_or_for_a_quorum)",
+    },
+    Mutation {
+        name: "log: nothing of a witness's answer is taken over unchecked",
+        file: ASK,
+        find: "let Ok(Some(cosignature)) = witness.key.find(checkpoint, &answer.body) else {",
+        replace: "let line = String::from_utf8_lossy(&answer.body).into_owned();\n                let Some(cosignature) = Some(Cosignature { unix_seconds: 1, line }) else {",
+        packages: &["audit-log"],
+        tests: "test(a_witness_that_lies_or_stalls_does_no_harm)",
+    },
+    Mutation {
+        name: "log: a second writer that runs beside is an alarm",
+        file: ASK,
+        find: "422 => return Asked::Forked(old_size),",
+        replace: "422 => return Asked::Failed(String::new()),",
+        packages: &["audit-log"],
+        tests: "test(a_second_writer_that_runs_beside_is_an_alarm)",
+    },
+    Mutation {
+        name: "log: a witness counts once",
+        file: COSIGN,
+        find: "round.lines.insert(witness, line);",
+        replace: "round.lines.insert(witness + 2 * round.lines.len(), line);",
+        packages: &["audit-log"],
+        tests: "test(one_witness_counts_once)",
+    },
+    Mutation {
+        name: "log: a cosignature belongs to its checkpoint",
+        file: COSIGN,
+        find: "filter(|round| round.published.size == size)?;",
+        replace: "filter(|round| round.published.size >= size)?;",
+        packages: &["audit-log"],
+        tests: "test(a_round_ends_with_its_quorum_or_its_time_and_not_before)",
+    },
+    Mutation {
+        name: "verifier: a quorum is as many as it says",
+        file: VERIFY,
+        find: "if cosigned.len() < self.quorum {",
+        replace: "if cosigned.len() < self.quorum.min(1) {",
+        packages: &["audit-verify"],
+        tests: "test(a_receipt_counts_as_witnessed_with_the_quorum_that_is_asked_for)",
+    },
+    Mutation {
+        name: "verifier: one witness is not given twice",
+        file: VERIFY,
+        find: "any(|other| other == key)",
+        replace: "any(|other| other == key && quorum == 0)",
+        packages: &["audit-verify"],
+        tests: "test(a_receipt_counts_as_witnessed_with_the_quorum_that_is_asked_for)",
+    },
+    Mutation {
+        name: "verifier: the witnessed tree is this log's",
+        file: "audit/verify/src/folder.rs",
+        find: "&& older.root != edge.root()",
+        replace: "&& older.root != edge.root() && older.size == 0",
+        packages: &["audit-verify"],
+        tests: "test(a_log_is_witnessed_up_to_what_was_cosigned_and_no_other_tree_passes)",
+    },
+    Mutation {
+        name: "verifier: what was cosigned must be shown",
+        file: "audit/verify/src/folder.rs",
+        find: "if older.size == 0 || older.size > published.size {",
+        replace: "if older.size == 0 {",
+        packages: &["audit-verify"],
+        tests: "test(a_log_is_witnessed_up_to_what_was_cosigned_and_no_other_tree_passes)",
+    },
+    Mutation {
+        name: "configuration: one key is one witness",
+        file: "gateway/server/src/config/witnesses.rs",
+        find: "find(|place| !keys.insert(place.key.to_string()))",
+        replace: "find(|place| !keys.insert(place.key.to_string()) && place.url.port() == Some(1))",
+        packages: &["gateway-server"],
+        tests: "test(witnesses_have_an_address_and_a_key)",
+    },
+    Mutation {
+        name: "end to end: a rolled-back data folder does not start against a witness",
+        file: "audit/log/src/recover.rs",
+        find: "if !config.witnesses.witnesses.is_empty() {",
+        replace: "if !config.witnesses.witnesses.is_empty() && committed == u64::MAX {",
+        packages: &["e2e", "audit-verify", "audit-witness", "gateway-server"],
+        tests: "test(a_rollback_or_a_fork_of_the_data_folder_does_not_start_against_a_witness)",
     },
 ];

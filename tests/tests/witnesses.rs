@@ -1,0 +1,163 @@
+//! A gateway and its witness, each a process: cosigned receipts, a witness that is killed, folders that were rolled back or
+//! forked.
+
+use anyhow::{Context, Result, ensure};
+use e2e::{Client, Program, binary, chat, model_path, run};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Longest wait for a cosignature on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+struct Site {
+    folder: TempDir,
+    key: String,
+    tenants: String,
+    witness_key: String,
+}
+
+impl Site {
+    fn new() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let data = folder.path().join("data").display().to_string();
+        let made = run(Command::new(binary("bulkhead")?).args(["key", "new", "acme", "--data-dir", &data]))?;
+        let said = String::from_utf8(made.stderr)?;
+        let key = said.lines().find(|line| !line.starts_with('#')).context("no key")?.trim().to_owned();
+        let witness = folder.path().join("witness").display().to_string();
+        let make = ["key", "witness.example/w1", "--data-dir", &witness];
+        let witness_key = String::from_utf8(run(Command::new(binary("bulkhead-witness")?).args(make))?.stdout)?;
+        let witness_key = witness_key.trim().to_owned();
+        Ok(Self { folder, key, tenants: String::from_utf8(made.stdout)?, witness_key })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn start(&self, audit: &str) -> Result<Program> {
+        let cache = binary("bulkhead")?.with_file_name("weights-cache");
+        let config = format!(
+            "listen = \"127.0.0.1:0\"\ndata_dir = \"data\"\nmodel = {:?}\nserved_name = \"smol\"\nweights_cache = {cache:?}\n\
+             [engine]\nthreads = 2\npages = 256\n{audit}\n{}",
+            model_path()?,
+            self.tenants,
+        );
+        std::fs::write(self.path("bulkhead.toml"), config)?;
+        Program::start(["serve", "--config", &self.path("bulkhead.toml").display().to_string()])
+    }
+
+    fn serve(&self, audit: &str) -> Result<(Program, Client)> {
+        let mut gateway = self.start(audit)?;
+        let address = address(&mut gateway)?;
+        Ok((gateway, Client::new(address.parse()?, Some(&self.key))))
+    }
+
+    fn witness(&self, listen: &str) -> Result<(Program, String)> {
+        let (data, logs) = (self.path("witness").display().to_string(), self.path("logs").display().to_string());
+        let arguments = ["serve", "--listen", listen, "--data-dir", &data, "--logs", &logs];
+        let mut witness = Program::start_named("bulkhead-witness", arguments)?;
+        let address = address(&mut witness)?;
+        Ok((witness, address))
+    }
+
+    fn audit(&self, witness: &str, more: &str) -> String {
+        let place = format!("{{ url = \"http://{witness}\", verifier_key = \"{}\" }}", self.witness_key);
+        format!("[audit]\nwitnesses = [{place}]\n{more}")
+    }
+
+    /// An answer's receipt, as soon as the verifier takes it as witnessed.
+    fn witnessed(&self, acme: &Client) -> Result<()> {
+        let (_, id) = acme.ask(&chat("smol", "Name a river.", 4, false))?;
+        let until = Instant::now() + LIMIT;
+        loop {
+            std::fs::write(self.path("receipt"), acme.receipt(&id)?)?;
+            let mut verify = Command::new(binary("bulkhead-verify")?);
+            verify.arg("receipt").arg(self.path("receipt")).arg("--key").arg(self.path("data/log/log.vkey"));
+            let output = verify.args(["--witness", &self.witness_key]).output()?;
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            if output.status.success() {
+                ensure!(said.contains("witness.example/w1 ("), "{said}");
+                return Ok(());
+            }
+            ensure!(said.contains("check       witnesses"), "{said}");
+            ensure!(Instant::now() < until, "no cosignature came: {said}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Puts a copy of a folder in the place of the data folder.
+    fn restore(&self, from: &str) -> Result<()> {
+        std::fs::remove_dir_all(self.path("data"))?;
+        copy(&self.path(from), &self.path("data"))
+    }
+}
+
+fn address(program: &mut Program) -> Result<String> {
+    let line = program.wait_for("listening on http://")?;
+    Ok(line.rsplit_once("http://").context("no address")?.1.trim().to_owned())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    run(Command::new("cp").arg("-a").arg(from).arg(to)).map(drop)
+}
+
+#[test]
+fn a_rollback_or_a_fork_of_the_data_folder_does_not_start_against_a_witness() -> Result<()> {
+    let site = Site::new()?;
+    // The first start makes the log's key, which the witness needs.
+    let (gateway, _) = site.serve("")?;
+    gateway.stop()?;
+    std::fs::copy(site.path("data/log/log.vkey"), site.path("logs"))?;
+    copy(&site.path("data"), &site.path("old"))?;
+
+    let (mut witness, at) = site.witness("127.0.0.1:0")?;
+    let audit = site.audit(&at, "witness_quorum_at_start = true");
+    let (gateway, acme) = site.serve(&audit)?;
+    site.witnessed(&acme)?;
+
+    // A witness that is killed holds nobody up, and is asked again when it is back.
+    witness.kill()?;
+    acme.ask(&chat("smol", "Name a lake.", 4, false))?;
+    let ready = acme.get("/readyz")?;
+    let state: Value = serde_json::from_slice(&ready.body)?;
+    ensure!(ready.status == 200 && state["witnesses"] == true && state["audit_log"] == true, "{state}");
+    let (witness, _) = site.witness(&at)?;
+    site.witnessed(&acme)?;
+    let metrics = String::from_utf8(acme.get("/metrics")?.body)?;
+    for line in ["audit_witnesses_away 0", "audit_witness_alarms 0"] {
+        ensure!(metrics.contains(line), "no `{line}` in\n{metrics}");
+    }
+    gateway.stop()?;
+    copy(&site.path("data"), &site.path("newest"))?;
+    let mut verify = Command::new(binary("bulkhead-verify")?);
+    let said = run(verify.arg("log").arg(site.path("data/log")).args(["--witness", &site.witness_key]))?;
+    ensure!(String::from_utf8_lossy(&said.stdout).contains("witness.example/w1 ("));
+
+    // The whole folder of before: nothing in it contradicts anything else.
+    site.restore("old")?;
+    let mut refused = site.start(&audit)?;
+    refused.wait_for("the folder was rolled back")?;
+
+    // The same folder, continued where the witness could not see it, until it is larger.
+    let (gateway, acme) = site.serve("")?;
+    for _ in 0..20 {
+        acme.ask(&chat("smol", "Name a hill.", 1, false))?;
+    }
+    gateway.stop()?;
+    let mut refused = site.start(&audit)?;
+    refused.wait_for("the log was forked")?;
+
+    // The newest folder goes on; without the witness it does not, because the configuration says so, and would otherwise.
+    site.restore("newest")?;
+    let (gateway, _) = site.serve(&audit)?;
+    gateway.stop()?;
+    witness.stop()?;
+    let mut refused = site.start(&audit)?;
+    refused.wait_for("0 witnesses have confirmed")?;
+    let (gateway, _) = site.serve(&site.audit(&at, ""))?;
+    gateway.stop()?;
+    Ok(())
+}
