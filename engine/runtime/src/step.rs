@@ -36,7 +36,7 @@ pub(crate) const PAGES_KEPT: usize = 64;
 /// How often a group that cannot go on looks at who has waited for too long.
 const LOOK: Duration = Duration::from_millis(250);
 /// The part of a step's time that is planned for: a pass may take longer than was predicted.
-const STEP_AIM: f64 = 0.8;
+const STEP_AIM: f64 = 0.7;
 /// A request that waited for this long lets nobody pass any more.
 const AGE_BOUND: Duration = Duration::from_secs(2);
 
