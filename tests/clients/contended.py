@@ -22,7 +22,7 @@ TEXTS = 32
 # Of these, the other server's answers are compared with the gateway's before anything is timed.
 COMPARED_TEXTS = 16
 PROMPT_TOKENS = 200
-COMPLETION_TOKENS = 60
+COMPLETION_TOKENS = (30, 50, 70, 90)
 SHAPED_STREAMS = 4
 SHAPED_TEXTS = 8
 # Three repetitions of everything.

@@ -33,7 +33,9 @@ import urllib.request
 STREAMS = 16
 REQUESTS_EACH = 2
 PROMPT_TOKENS = 500
-COMPLETION_TOKENS = 64
+# Answers of different lengths: with one length the streams of a server that computes whole prompts march in step, and nobody
+# waits for them.
+COMPLETION_TOKENS = (32, 48, 80, 96)
 WARMUP_TEXTS = 4
 WARMUP_TOKENS = 8
 # A text that the model ends early on is no use; so many more than needed are looked at.
@@ -42,7 +44,7 @@ SPARE_TEXTS = 16
 SAME_CHARACTERS_MEDIAN_MIN = 24
 START_SECONDS_MAX = 120
 STOP_SECONDS_MAX = 20
-LOAD_SECONDS_MAX = 300
+LOAD_SECONDS_MAX = 600
 # Seven repetitions of nine sides.
 SECONDS_MAX = 3 * 3600
 TENANTS = ("acme", "globex")
@@ -159,21 +161,21 @@ class Server:
         transport.close()
         return started, arrivals.pieces
 
-    async def streams(self, texts, streams, completion_tokens):
+    async def streams(self, texts, streams, lengths):
         """So many streams at once; each sends its next request when the last is answered. Every text is sent once."""
         arrived = {}
 
         async def client(number):
             for place in range(number, len(texts), streams):
-                arrived[place] = await self.stream(number, texts[place], completion_tokens)
+                arrived[place] = await self.stream(number, texts[place], lengths[place])
 
         await asyncio.wait_for(asyncio.gather(*(client(number) for number in range(streams))), LOAD_SECONDS_MAX)
         return arrived
 
-    def answers(self, texts, streams, completion_tokens):
+    def answers(self, texts, streams, lengths):
         """The answers in the order of the texts, how long all took together, and who used the processors meanwhile."""
         before, started = cpu_seconds(self.process), time.perf_counter()
-        arrived = asyncio.run(self.streams(texts, streams, completion_tokens))
+        arrived = asyncio.run(self.streams(texts, streams, lengths))
         seconds = time.perf_counter() - started
         used = [late - early for early, late in zip(before, cpu_seconds(self.process))]
         answers = [Answer(*arrived[place]) for place in range(len(texts))]
@@ -191,15 +193,21 @@ def cpu_seconds(process):
     return own, server, (sum(machine) - machine[3] - machine[4]) / tick - own - server
 
 
+def lengths(completion_tokens, count):
+    """How long each answer is. With 4 streams and with 16, every stream meets several lengths."""
+    return [completion_tokens[(place + place // 4 + place // 16) % len(completion_tokens)] for place in range(count)]
+
+
 def measured(server, texts, streams, prompt_tokens, completion_tokens, warmup, expected=None):
-    """The figures of one server. With `expected`, no answer may differ from it."""
-    server.answers(warmup, len(warmup), WARMUP_TOKENS)
-    answers, seconds, shares = server.answers(texts, streams, completion_tokens)
-    for answer in answers:
+    """The figures of one server. With `expected`, each answer must be the beginning of it."""
+    server.answers(warmup, len(warmup), [WARMUP_TOKENS] * len(warmup))
+    wanted = lengths(completion_tokens, len(texts))
+    answers, seconds, shares = server.answers(texts, streams, wanted)
+    for answer, length in zip(answers, wanted):
         counted = (answer.prompt_tokens, answer.tokens, answer.cached_tokens)
-        if counted != (prompt_tokens, completion_tokens, 0):
-            sys.exit(f"a server counted {counted} tokens of prompt, answer and cache, not {(prompt_tokens, completion_tokens, 0)}")
-    if expected and [answer.text for answer in answers] != expected:
+        if counted != (prompt_tokens, length, 0):
+            sys.exit(f"a server counted {counted} tokens of prompt, answer and cache, not {(prompt_tokens, length, 0)}")
+    if expected and not all(whole.startswith(answer.text) for answer, whole in zip(answers, expected)):
         sys.exit("an answer is not what it was before")
     ttft = [answer.times[0] * 1e3 for answer in answers]
     itl = [(later - earlier) * 1e3 for answer in answers for earlier, later in zip(answer.times, answer.times[1:])]
@@ -270,7 +278,7 @@ def ready(process, port, path):
     deadline = time.monotonic() + START_SECONDS_MAX
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            sys.exit(f"{process.args[0]} has ended: it does not run on this machine")
+            sys.exit(f"this ended with {process.returncode} before it listened: {' '.join(process.args)}")
         with contextlib.suppress(OSError):
             return urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=START_SECONDS_MAX).close()
         time.sleep(0.1)
@@ -283,18 +291,18 @@ def ours(program, model):
 
 def theirs(program, model, arguments, streams, prompt_tokens, completion_tokens):
     """With room for every stream, and without the copies that it keeps for later requests."""
-    slot_tokens = -(-(prompt_tokens + completion_tokens) // 128) * 128
+    slot_tokens = -(-(prompt_tokens + max(completion_tokens)) // 128) * 128
     sizes = ["--parallel", str(streams), "--ctx-size", str(streams * slot_tokens), "--cache-ram", "0"]
     return llama_server(program, model, [*sizes, *arguments])
 
 
 def answered(program, server, model, count, prompt_tokens, completion_tokens):
-    """Texts whose answers have so many tokens, the gateway's answers to them, and other texts to warm with."""
+    """Texts whose answers have as many tokens as the longest, these answers of the gateway, and other texts to warm with."""
     texts = prompts(server, model, count + SPARE_TEXTS + WARMUP_TEXTS, prompt_tokens)
     warmup, texts = texts[-WARMUP_TEXTS:], texts[:-WARMUP_TEXTS]
     with ours(program, model) as own:
-        answers, *_ = own.answers(texts, STREAMS, completion_tokens)
-    kept = [(text, answer.text) for text, answer in zip(texts, answers) if answer.tokens == completion_tokens][:count]
+        answers, *_ = own.answers(texts, STREAMS, [max(completion_tokens)] * len(texts))
+    kept = [(text, answer.text) for text, answer in zip(texts, answers) if answer.tokens == max(completion_tokens)][:count]
     if len(kept) < count:
         sys.exit("the model ends too many answers early")
     return [text for text, _ in kept], [answer for _, answer in kept], warmup
@@ -303,7 +311,7 @@ def answered(program, server, model, count, prompt_tokens, completion_tokens):
 def alike(server, model, texts, expected, prompt_tokens, completion_tokens):
     """How much of the other server's answers is what it should be; ends when it cannot be the same question."""
     with theirs(server, model, [], STREAMS, prompt_tokens, completion_tokens) as peer:
-        answers, *_ = peer.answers(texts, STREAMS, completion_tokens)
+        answers, *_ = peer.answers(texts, STREAMS, [max(completion_tokens)] * len(texts))
     same = [len(os.path.commonprefix([mine, other.text])) for mine, other in zip(expected, answers)]
     found = {
         "answers": len(texts), "same": sum(mine == other.text for mine, other in zip(expected, answers)),
