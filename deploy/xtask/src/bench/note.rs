@@ -196,11 +196,11 @@ impl Results {
         }
         let _ = writeln!(
             text,
-            "\nServed, {} streams with {}-token prompts, {} tokens each, through the gateway with everything that it checks\n\
-             and records, against `llama-server`:\n",
+            "\nServed, {} streams with {}-token prompts and {} tokens of answer, through the gateway with everything that\n\
+             it checks and records, against `llama-server`:\n",
             number(&served["streams"]),
             number(&served["prompt_tokens"]),
-            number(&served["completion_tokens"]),
+            lengths(&served["completion_tokens"]),
         );
         let _ = writeln!(
             text,
@@ -348,6 +348,16 @@ fn number(value: &Json) -> String {
     }
 }
 
+/// `30, 50, 70 or 90`.
+pub(super) fn lengths(value: &Json) -> String {
+    let lengths: Vec<String> = value.as_array().into_iter().flatten().map(number).collect();
+    match lengths.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
+        None => number(value),
+    }
+}
+
 /// `1,234 (1,200 to 1,300)`; numbers below a hundred have one digit after the point.
 fn speed(spread: &Json) -> String {
     let round = |value: f64| if value < 100.0 { format!("{value:.1}") } else { thousands(value) };
@@ -411,6 +421,12 @@ mod tests {
         assert_eq!(speed(&spread), "1,234 (99.9 to 2,000)");
         assert_eq!(ratio(&json!({"median": 1.234, "min": 1.0, "max": 2.0})), "1.23 (1.00 to 2.00)");
         assert_eq!(ratio(&json!({"median": 1.0})), "not measured");
+    }
+
+    #[test]
+    fn one_length_or_several_are_written() {
+        let written = [json!([30, 50, 70]), json!([30]), json!(64), json!(null)].map(|value| lengths(&value));
+        assert_eq!(written, ["30, 50 or 70", "30", "64", "not measured"]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! `bulkhead bench scheduler` measures the engine in its own process; `tests/clients/contended.py` measures over loopback, beside
 //! llama.cpp's server. What was not measured this time stays as it was in the result.
 
-use super::note::{line, words};
+use super::note::{lengths, line, words};
 use super::plot::{Plot, Series, thousands};
 use super::{handoff, peers, result_file, wait_for_quiet};
 use anyhow::{Context, Result, bail, ensure};
@@ -270,7 +270,7 @@ fn served_text(served: &Json, text: &mut String) {
          | streams | | gateway | llama-server, the better of two settings | ratio |\n| --- | --- | --- | --- | --- |",
         words(&served["peer"]),
         served["prompt_tokens"],
-        served["completion_tokens"],
+        lengths(&served["completion_tokens"]),
         served["alike"]["answers"],
         served["alike"]["same"],
         served["alike"]["same_characters_median"],
