@@ -186,3 +186,19 @@ fn what_can_never_fit_beside_it_fails_and_does_not_wait() {
         );
     }
 }
+
+#[test]
+fn what_is_everybodys_keeps_no_page_of_ones_own_cache_back() {
+    let [Rig::Whole(mut executor), ..] = Rig::all(CACHED) else { panic!("the first one is in one group") };
+    executor.declare(&prompt(9, DECLARED)).unwrap();
+    let mut rig = Rig::Whole(executor);
+    rig.ask(1, 1, &prompt(3, 70), 1);
+    let mut all = vec![rig.submit(2, 2, &prompt(4, 200), 8)];
+    (0..8).for_each(|_| assert!(rig.step()));
+    // Two pages are everybody's, four its tenant's, 13 of 40 in use. Behind the prefix it needs 23, the other one another.
+    all.push(rig.submit(1, 3, &behind(5, 367), 1));
+    assert!(rig.step());
+    let Rig::Whole(executor) = &rig else { return };
+    assert_eq!((executor.stepper.running.len(), executor.stepper.waiting.len()), (2, 0));
+    rig.run(all);
+}

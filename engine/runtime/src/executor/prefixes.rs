@@ -7,7 +7,7 @@ use crate::compute::tracer::Tracer;
 use crate::custody;
 use crate::steps::{StepError, Usage};
 use engine_scheduler::TenantTerms;
-use policies_domain::TenantId;
+use policies_domain::{HolderId, Outcome, PageLife, TenantId, TicketKind};
 use proptest::prelude::*;
 
 const CACHING: EngineConfig = EngineConfig { prefix_cache: true, ..CONFIG };
@@ -96,6 +96,15 @@ impl Run {
 
     fn cached(&self, tenant: u32) -> usize {
         self.executor.machine.cache.as_ref().unwrap().pages_of(label(tenant))
+    }
+
+    /// Requests that the queue counts: whoever ended or left since the last look is one of them. A tenant may have nine.
+    fn inside(&self) -> usize {
+        let inbox = self.executor.stepper.inbox.clone();
+        inbox.look(|queue| {
+            let inside = queue.inside.values().map(|load| load.running + load.waiting);
+            queue.came.len() + inside.sum::<usize>()
+        })
     }
 
     /// Nobody is left behind, and every page is free, kept for somebody, or evidence.
@@ -369,6 +378,13 @@ fn hits_of_many_requests_at_once_do_not_overflow_the_custody_log() {
     all.iter().for_each(|asked| run.asked[*asked].steps = None);
     run.finish();
     run.is_clean();
+    // Nor when nothing but tables begins.
+    let machine = &mut run.executor.machine;
+    let tables: Vec<_> = (0..SLOTS).map(|_| machine.begin_table(label(1), &prompt(1, 3205))).collect();
+    for table in &tables {
+        let known = machine.custody.pages(table.sequence(), 0, 3200, 3200, &mut Vec::new());
+        assert!(matches!(known, Ok(true)), "{known:?}");
+    }
 }
 
 #[test]
@@ -409,7 +425,7 @@ proptest! {
         let mut run = Run::new();
         for (act, tenant, tokens, which) in acts {
             match act {
-                0..3 if run.asked.iter().filter(|asked| asked.steps.is_some()).count() < 8 => {
+                0..3 if run.inside() < 9 => {
                     // Two families of prompts for each tenant, one of them everybody's.
                     let family = if which.index(2) == 0 { tenant } else { 9 };
                     run.ask(tenant, prompt(family, tokens), 1 + which.index(40));
@@ -458,4 +474,106 @@ fn a_pool_that_is_too_small_for_all_is_no_storm() {
         assert!(gave_way <= 40, "{pages} pages, {swap_mib} MiB: {gave_way}");
         run.is_clean();
     }
+}
+
+#[test]
+fn what_a_request_begins_with_does_not_go_for_it() {
+    let mut run = Run::new();
+    run.answered(1, prompt(1, 70), 1);
+    run.answered(1, prompt(2, 70), 1);
+    // 16 pages are free and it needs 17 behind its prefix, whose pages were used least recently.
+    assert_eq!(run.answered(1, prompt(1, 330), 1).0, 64);
+    run.is_clean();
+}
+
+#[test]
+fn who_could_be_let_in_by_its_own_prefix_alone_takes_nothing_and_stops_nobody() {
+    let mut run = Run::new();
+    run.answered(1, prompt(1, 70), 1);
+    // Each within its guarantee: 4 pages are kept, 13 in use, 7 free, of which the two may need one each.
+    let run_already = [run.ask(1, prompt(3, 88), 8), run.ask(2, prompt(4, 100), 8)];
+    assert!(run.step() && run.step() && run.step() && run.step());
+    // It needs seven behind its four.
+    let waits = run.ask(1, prompt(1, 170), 2);
+    let small = run.ask(1, prompt(5, 15), 1);
+    assert!(run.step());
+    let waiting: Vec<usize> = run.executor.stepper.waiting.iter().map(|request| request.tokens.len()).collect();
+    assert_eq!((waiting, run.executor.stepper.running.len()), (vec![170], 3));
+    run.finish();
+    for asked in run_already.into_iter().chain([waits, small]) {
+        let Asked { error, text, expected, restarted, .. } = &run.asked[asked];
+        assert_eq!((*error, text, *restarted), (None, expected, false));
+    }
+    assert_eq!(run.asked[waits].usage.cached_tokens, 64);
+    run.is_clean();
+}
+
+#[test]
+fn what_a_cache_holds_as_well_does_not_come_free_with_a_request() {
+    let mut run = Run::new();
+    let large = run.ask(2, prompt(4, 145), 200);
+    while run.asked[large].text.len() < 140 {
+        assert!(run.step());
+    }
+    // It has 18 pages, nine of which its tenant keeps anyway: nine come free, and no more is above its guarantee.
+    let comes = run.ask(1, prompt(1, 130), 4);
+    assert!(run.step());
+    let running: Vec<Label> = run.executor.stepper.running.iter().map(|request| request.label).collect();
+    assert_eq!(running, [label(1)]);
+    run.finish();
+    for asked in [large, comes] {
+        assert_eq!((run.asked[asked].error, &run.asked[asked].text), (None, &run.asked[asked].expected));
+    }
+    run.is_clean();
+}
+
+#[test]
+fn whoever_comes_back_with_its_pages_gets_room_from_its_own_cache() {
+    let config = EngineConfig { pages: 16, swap_mib: 64, ..CACHING };
+    let mut run = Run::on(Tracer::new(16), config);
+    let asked = run.ask(1, prompt(1, 97), 100);
+    while run.asked[asked].text.len() < 80 {
+        assert!(run.step());
+    }
+    let before = run.executor.compute().computed.len();
+    assert!(run.executor.preempt(0));
+    // Six pages of its prompt are kept, ten are free, and it needs twelve.
+    assert_eq!((run.cached(1), run.executor.pool().counts().free), (6, 10));
+    run.finish();
+    let swapped_in = run.executor.stepper.counters.swapped_in.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!((swapped_in, run.executor.compute().computed.len() - before), (1, 20), "nothing is computed again");
+    assert_eq!((run.asked[asked].error, &run.asked[asked].text), (None, &run.asked[asked].expected));
+    run.is_clean();
+}
+
+#[test]
+fn nobody_is_let_in_on_pages_that_did_not_come_free() {
+    let mut run = Run::new();
+    run.answered(1, prompt(3, 70), 1);
+    let first = run.ask(2, prompt(4, 100), 12);
+    (0..4).for_each(|_| assert!(run.step()));
+    // Thirteen pages are free, and its tenant's cache has the other four; somebody reads two of these.
+    let machine = &mut run.executor.machine;
+    let table = machine.begin_table(label(1), &prompt(3, 70));
+    let mut pages = Vec::new();
+    table.capabilities(0, 32, &mut pages);
+    let read = |page: policies_domain::PageId| {
+        let generation = machine.pool.label(page).unwrap().generation;
+        machine.pool.ticket(PageLife { page, generation }, TicketKind::Read, HolderId(1)).unwrap()
+    };
+    let tickets: Vec<_> = pages.iter().map(|held| read(held.page())).collect();
+    drop(table);
+    let comes = run.ask(1, prompt(1, 250), 2);
+    let running = |run: &Run| -> Vec<Label> { run.executor.stepper.running.iter().map(|of| of.label).collect() };
+    assert!(run.step());
+    assert_eq!((running(&run), run.cached(1)), (vec![label(2)], 0), "they are given, and drain");
+    tickets.into_iter().for_each(|ticket| ticket.settle(Outcome::Done).unwrap());
+    assert!(run.step());
+    assert_eq!(running(&run), [label(2), label(1)]);
+    run.finish();
+    for asked in [first, comes] {
+        let Asked { error, text, expected, restarted, .. } = &run.asked[asked];
+        assert_eq!((*error, text, *restarted), (None, expected, false));
+    }
+    run.is_clean();
 }

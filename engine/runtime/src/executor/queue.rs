@@ -59,6 +59,21 @@ fn whoever_waits_for_too_long_is_told_when_to_come_back_and_holds_no_place() {
 }
 
 #[test]
+fn whoever_left_before_it_was_taken_in_holds_no_place_after_the_next_look() {
+    let mut executor = executor(CONFIG);
+    let mut first = submit(&mut executor, 1, 1, 20, 40).unwrap();
+    let others: Vec<Steps> = (2..6).map(|request| submit(&mut executor, request, 1, 20, 4).unwrap()).collect();
+    drop(others);
+    assert!(executor.step());
+    assert_eq!((executor.stepper.running.len(), executor.stepper.waiting.len()), (1, 0));
+    let inside = |load: engine_scheduler::Load| (load.running, load.waiting);
+    executor.stepper.inbox.look(|queue| {
+        assert_eq!(queue.inside.values().copied().map(inside).collect::<Vec<_>>(), [(1, 0)]);
+    });
+    assert_eq!(read(&mut first, &mut String::new()), None);
+}
+
+#[test]
 fn each_who_is_sent_away_is_told_to_wait_longer_than_the_one_before() {
     let mut executor = executor(CONFIG);
     let places = CONFIG.sequences_max + CONFIG.queue_max;

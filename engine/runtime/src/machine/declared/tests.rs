@@ -64,3 +64,12 @@ fn a_page_that_is_not_its_own_ends_the_declaration() {
 fn what_the_kernels_read_is_compared_with_what_was_written_down() {
     assert!(matches!(second_chunk(true).1, Err(DeclareError::ReadSet)));
 }
+
+#[test]
+fn nothing_of_a_tenants_becomes_everybodys() {
+    let (mut machine, tokens) = (machine(), prompt(1, 48));
+    let mut block_table = BlockTable::new(&machine.pool, label(1));
+    let mut table = TracedTable::new(block_table.sequence());
+    let computed = machine.compute_public(&tokens, &mut block_table, &mut table);
+    assert!(matches!(computed, Err(DeclareError::ReadSet)), "{computed:?}");
+}
