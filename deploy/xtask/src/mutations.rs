@@ -179,6 +179,30 @@ const MUTATIONS: &[Mutation] = &[
         tests: "test(a_restarted_sequence_reads_lives_that_are_no_older_than_before)",
     },
     Mutation {
+        name: "gate: after a restart only a page that is shared goes on in its life",
+        file: "audit/provenance/src/gate.rs",
+        find: "filter(|ended| match read.shared {",
+        replace: "filter(|ended| match read.shared || step < u32::MAX {",
+        packages: &["audit-provenance"],
+        tests: "test(a_restarted_sequence_does_not_go_on_with_a_page_that_only_it_had)",
+    },
+    Mutation {
+        name: "gate: not even a page that is shared goes on in an older life",
+        file: "audit/provenance/src/gate.rs",
+        find: "true => read.generation < *ended,",
+        replace: "true => false,",
+        packages: &["audit-provenance"],
+        tests: "test(a_restarted_sequence_does_not_go_on_with_a_page_that_only_it_had)",
+    },
+    Mutation {
+        name: "ledger: a page is said to be shared when it is",
+        file: "engine/kv/src/ledger/read.rs",
+        find: "shared: state == PageState::Shared }",
+        replace: "shared: state != PageState::Free }",
+        packages: &["engine-kv"],
+        tests: "all()",
+    },
+    Mutation {
         name: "gate: once closed it stays closed",
         file: "audit/provenance/src/gate.rs",
         find: "self.closed_by = Some(violation.clone());",
@@ -395,9 +419,16 @@ pub(crate) fn run(root: &Path, part: Option<&str>) -> Result<()> {
     let folder = root.join("target/mutations");
     let tree = folder.join("tree");
     tree::copy(root, &tree)?;
+    let build = folder.join("build");
+    // All of them before the first change: what is changed and changed back is built once more each time.
+    let before = chosen.iter().map(|mutation| test(mutation, root, &tree, &build)).collect::<Result<Vec<_>>>()?;
     let mut rows = Vec::new();
-    for mutation in &chosen {
-        let verdict = try_one(mutation, root, &tree, &folder.join("build"))?;
+    for (mutation, before) in std::iter::zip(&chosen, before) {
+        let verdict = match before {
+            Verdict::Green => try_one(mutation, root, &tree, &build)?,
+            Verdict::Red => Verdict::Invalid("its tests are red without it".into()),
+            invalid @ Verdict::Invalid(_) => invalid,
+        };
         eprintln!("== {}: {verdict:?}", mutation.name);
         rows.push((mutation.name, verdict));
     }
@@ -417,16 +448,11 @@ pub(crate) fn run(root: &Path, part: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// The tests must be green before the change and red after it; the tree is as it was in the end.
+/// The tests, which were green before the change, must be red after it; the tree is as it was in the end.
 fn try_one(mutation: &Mutation, root: &Path, tree: &Path, build: &Path) -> Result<Verdict> {
     let path = tree.join(mutation.file);
     let text = std::fs::read_to_string(&path).with_context(|| format!("{} cannot be read", mutation.file))?;
     let mutated = apply(&text, mutation.find, mutation.replace).with_context(|| mutation.file.to_owned())?;
-    match test(mutation, root, tree, build)? {
-        Verdict::Green => {}
-        Verdict::Red => return Ok(Verdict::Invalid("its tests are red without it".into())),
-        invalid @ Verdict::Invalid(_) => return Ok(invalid),
-    }
     std::fs::write(&path, mutated)?;
     let verdict = test(mutation, root, tree, build);
     std::fs::write(&path, text)?;
@@ -460,6 +486,7 @@ fn verdict(code: Option<i32>) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
 
     #[test]
     fn only_failing_tests_count_as_noticed() {
@@ -476,6 +503,74 @@ mod tests {
             let text = std::fs::read_to_string(root.join(mutation.file)).unwrap();
             let mutated = apply(&text, mutation.find, mutation.replace);
             assert!(mutated.is_ok_and(|mutated| mutated != text), "{}", mutation.name);
+        }
+    }
+
+    /// The names in a filter expression.
+    fn named(filter: &str) -> impl Iterator<Item = &str> {
+        filter.split("test(").skip(1).filter_map(|rest| rest.split(')').next())
+    }
+
+    fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, into);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                into.push(path);
+            }
+        }
+    }
+
+    /// Whether a file is compiled only with the feature that plants faults: by its own word, or where it is declared, or where
+    /// what it is in is.
+    fn needs_faults(package: &Path, file: &Path) -> bool {
+        const FEATURE: &str = "feature = \"fault-injection\"";
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let of_its_tests = |text: &str| text.split_once("\nmod tests {").is_some_and(|(before, _)| gated(before));
+        fn gated(before: &str) -> bool {
+            before.lines().rev().take_while(|line| line.starts_with("#[")).any(|line| line.contains(FEATURE))
+        }
+        if text.contains(&format!("#![cfg({FEATURE})]")) || of_its_tests(&text) {
+            return true;
+        }
+        let (Some(folder), Some(module)) = (file.parent(), file.file_stem().and_then(|stem| stem.to_str())) else {
+            return false;
+        };
+        if !folder.starts_with(package.join("src")) || module == "lib" {
+            return false;
+        }
+        let top = package.join("src/lib.rs");
+        let above = if folder == package.join("src") { top } else { folder.with_extension("rs") };
+        let text = std::fs::read_to_string(&above).unwrap_or_default();
+        let declared = [format!("mod {module};"), format!("pub(crate) mod {module};")];
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        let place = lines.iter().position(|line| declared.iter().any(|declared| line == declared));
+        place.is_some_and(|place| gated(&lines[..place].join("\n"))) || needs_faults(package, &above)
+    }
+
+    #[test]
+    fn every_test_that_a_mutation_names_is_built_for_it() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let folder = |package: &str| match package {
+            "e2e" => root.join("tests"),
+            "rig" => root.join("tests/rig"),
+            package => root.join(package.replacen('-', "/", 1)),
+        };
+        for mutation in all() {
+            let with_faults = mutation.packages.iter().any(|package| ["e2e", "rig"].contains(package));
+            let files = mutation.packages.iter().flat_map(|package| {
+                let mut files = Vec::new();
+                sources(&folder(package), &mut files);
+                files.into_iter().map(|file| (folder(package), std::fs::read_to_string(&file).unwrap(), file))
+            });
+            let files: Vec<(PathBuf, String, PathBuf)> = files.collect();
+            for name in named(mutation.tests) {
+                let is_there = files.iter().any(|(package, text, file)| {
+                    text.contains(&format!("fn {name}")) && (with_faults || !needs_faults(package, file))
+                });
+                assert!(is_there, "{}: `{name}` is not built with {:?}", mutation.name, mutation.packages);
+            }
         }
     }
 }

@@ -2,13 +2,17 @@
 
 use super::Mutation;
 
+/// Built with the second one, the first has the feature that plants faults, and tests that need it.
+const PACKAGES: &[&str] = &["engine-runtime", "rig"];
+const ADMISSION: &str = "engine/runtime/src/admission.rs";
+
 pub(super) const CACHE: &[Mutation] = &[
     Mutation {
         name: "cache: the last token of a prompt is computed",
         file: "engine/runtime/src/machine.rs",
         find: "tokens.len().saturating_sub(1)",
         replace: "tokens.len()",
-        packages: &["engine-runtime"],
+        packages: PACKAGES,
         tests: "test(the_last_token_of_a_prompt_is_always_computed)",
     },
     Mutation {
@@ -16,7 +20,7 @@ pub(super) const CACHE: &[Mutation] = &[
         file: "engine/runtime/src/step.rs",
         find: "request.computed >= request.prompt_tokens && !request.cancelled();",
         replace: "request.computed >= request.prompt_tokens;",
-        packages: &["engine-runtime"],
+        packages: PACKAGES,
         tests: "test(what_failed_is_not_kept)",
     },
     Mutation {
@@ -24,7 +28,7 @@ pub(super) const CACHE: &[Mutation] = &[
         file: "engine/runtime/src/step.rs",
         find: "request.computed >= request.prompt_tokens && !request.cancelled();",
         replace: "!request.cancelled();",
-        packages: &["engine-runtime"],
+        packages: PACKAGES,
         tests: "test(of_a_prompt_whose_client_left_nothing_is_kept_that_is_not_complete)",
     },
     Mutation {
@@ -32,7 +36,7 @@ pub(super) const CACHE: &[Mutation] = &[
         file: "engine/runtime/src/step.rs",
         find: "let pages_max = self.scheduler.guaranteed_pages(self.running[index].label);",
         replace: "let pages_max = usize::MAX;",
-        packages: &["engine-runtime"],
+        packages: PACKAGES,
         tests: "test(another_tenant_finds_nothing_and_a_tenant_without_guarantee_keeps_nothing)",
     },
     Mutation {
@@ -40,15 +44,15 @@ pub(super) const CACHE: &[Mutation] = &[
         file: "engine/runtime/src/split/prefill_group.rs",
         find: "machine.pool.held_by(tenant).saturating_sub(guaranteed)",
         replace: "machine.pool.held_by(tenant).saturating_sub(0 * guaranteed)",
-        packages: &["engine-runtime"],
+        packages: PACKAGES,
         tests: "test(a_flood_of_one_tenant_does_not_take_what_is_guaranteed_to_another)",
     },
     Mutation {
         name: "cache: whoever is alone gets what others keep",
-        file: "engine/runtime/src/admission.rs",
+        file: ADMISSION,
         find: "if self.running.len() == 1 && machine.evict_anybody(1) > 0 { None } else { Some(index) }",
         replace: "Some(index)",
-        packages: &["engine-runtime"],
+        packages: PACKAGES,
         tests: "test(a_pool_full_of_cached_pages_stops_nobody)",
     },
     Mutation {
@@ -56,7 +60,7 @@ pub(super) const CACHE: &[Mutation] = &[
         file: "engine/runtime/src/machine.rs",
         find: "        self.follow();\n        table\n",
         replace: "        table\n",
-        packages: &["engine-runtime"],
+        packages: PACKAGES,
         tests: "test(hits_of_many_requests_at_once_do_not_overflow_the_custody_log)",
     },
     Mutation {
@@ -64,7 +68,7 @@ pub(super) const CACHE: &[Mutation] = &[
         file: "engine/runtime/src/remote/worker.rs",
         find: "self.machine.cache = None;",
         replace: "",
-        packages: &["engine-runtime"],
+        packages: PACKAGES,
         tests: "test(a_worker_keeps_prefixes_as_long_as_its_link_and_no_longer)",
     },
     Mutation {
@@ -76,19 +80,75 @@ pub(super) const CACHE: &[Mutation] = &[
         tests: "test(a_cache_that_tenants_share_is_stopped_before_a_foreign_byte_leaves)",
     },
     Mutation {
+        name: "cache: what a request begins with does not go for it",
+        file: ADMISSION,
+        find: "if request.swapped.is_none() { machine.pin(request.label, &request.tokens) } else { None };",
+        replace: "Option::<engine_kv::Hit>::None;",
+        packages: PACKAGES,
+        tests: "test(what_a_request_begins_with_does_not_go_for_it)",
+    },
+    Mutation {
+        name: "cache: whoever comes back with its pages holds nothing back",
+        file: ADMISSION,
+        find: "if request.swapped.is_none() { machine.pin(request.label, &request.tokens) } else { None };",
+        replace: "machine.pin(request.label, &request.tokens);",
+        packages: PACKAGES,
+        tests: "test(whoever_comes_back_with_its_pages_gets_room_from_its_own_cache)",
+    },
+    Mutation {
+        name: "cache: nobody is let in on the pages of its own prefix",
+        file: ADMISSION,
+        find: "self.scheduler.claim(request.label, needed, missing, kept, pages_of)",
+        replace: "self.scheduler.claim(request.label, needed, missing, 0 * kept, pages_of)",
+        packages: PACKAGES,
+        tests: "test(who_could_be_let_in_by_its_own_prefix_alone_takes_nothing_and_stops_nobody)",
+    },
+    Mutation {
+        name: "cache: of what a request begins with, what is everybody's is not its tenant's",
+        file: ADMISSION,
+        find: "cached_pages(machine, request).saturating_sub(everybodys);",
+        replace: "cached_pages(machine, request).saturating_sub(0 * everybodys);",
+        packages: PACKAGES,
+        tests: "test(what_is_everybodys_keeps_no_page_of_ones_own_cache_back)",
+    },
+    Mutation {
+        name: "cache: a request gives what comes free with it",
+        file: "engine/runtime/src/running.rs",
+        find: "self.block_table.as_ref().map_or(0, BlockTable::pages_shared)",
+        replace: "self.block_table.as_ref().map_or(0, |table| 0 * table.pages_shared())",
+        packages: PACKAGES,
+        tests: "test(what_a_cache_holds_as_well_does_not_come_free_with_a_request)",
+    },
+    Mutation {
+        name: "queue: nobody is let in on pages that did not come free",
+        file: ADMISSION,
+        find: "        self.running.is_empty() || waiting.is_some_and(|request| self.has_pages_for(machine, request))",
+        replace: "        waiting.is_none_or(|request| self.has_pages_for(machine, request) || !request.tokens.is_empty())",
+        packages: PACKAGES,
+        tests: "test(nobody_is_let_in_on_pages_that_did_not_come_free)",
+    },
+    Mutation {
+        name: "queue: whoever is alone is let in and fails, or it would wait for ever",
+        file: ADMISSION,
+        find: "        self.running.is_empty() || waiting.is_some_and(|request| self.has_pages_for(machine, request))",
+        replace: "        waiting.is_some_and(|request| self.has_pages_for(machine, request))",
+        packages: PACKAGES,
+        tests: "test(what_can_never_fit_beside_it_fails_and_does_not_wait) | test(a_pool_full_of_cached_pages_stops_nobody)",
+    },
+    Mutation {
         name: "queue: whoever left before it was taken in takes no place",
-        file: "engine/runtime/src/admission.rs",
+        file: ADMISSION,
         find: "queue.came.drain(..).filter(|request| !request.cancelled())",
         replace: "queue.came.drain(..)",
-        packages: &["engine-runtime"],
-        tests: "test(a_cache_changes_no_answer_and_loses_no_page)",
+        packages: PACKAGES,
+        tests: "test(whoever_left_before_it_was_taken_in_holds_no_place_after_the_next_look)",
     },
     Mutation {
         name: "queue: whoever waits for too long is told so",
-        file: "engine/runtime/src/admission.rs",
+        file: ADMISSION,
         find: "now.saturating_sub(request.came) > wait_max",
         replace: "now.saturating_sub(request.came) > wait_max * 1000",
-        packages: &["engine-runtime"],
+        packages: PACKAGES,
         tests: "test(whoever_waits_for_too_long_is_told_when_to_come_back)",
     },
     Mutation {
@@ -96,7 +156,7 @@ pub(super) const CACHE: &[Mutation] = &[
         file: "engine/runtime/src/step.rs",
         find: "apart = group.extract_if(.., |part| self.exclusive(part).is_some()).collect();",
         replace: "alone.clear();",
-        packages: &["engine-runtime"],
+        packages: PACKAGES,
         tests: "test(an_exclusive_tenant_shares_no_pass)",
     },
     Mutation {
@@ -104,7 +164,7 @@ pub(super) const CACHE: &[Mutation] = &[
         file: "engine/runtime/src/periods.rs",
         find: ".is_none_or(|next| now >= *next)",
         replace: ".is_none_or(|next| now >= *next || now > Duration::ZERO)",
-        packages: &["engine-runtime"],
+        packages: PACKAGES,
         tests: "test(steps_of_an_exclusive_tenant_begin_at_fixed_times_whatever_others_do)",
     },
 ];

@@ -2,6 +2,9 @@
 
 use super::Mutation;
 
+/// Built with the second one, the first has the feature that plants faults, and tests that need it.
+const RUNTIME: &[&str] = &["engine-runtime", "rig"];
+
 pub(super) const PREFIX: &[Mutation] = &[
     Mutation {
         name: "prefix cache: tokens are compared on a hit",
@@ -200,7 +203,7 @@ pub(super) const PREFIX: &[Mutation] = &[
         file: "engine/runtime/src/machine.rs",
         find: ".filter(|domain| *domain != Label::PUBLIC)",
         replace: "",
-        packages: &["engine-runtime"],
+        packages: RUNTIME,
         tests: "test(no_load_takes_away_what_is_everybodys) | test(what_is_declared_is_found_by_every_tenant_and_by_nobody)",
     },
     Mutation {
@@ -208,7 +211,7 @@ pub(super) const PREFIX: &[Mutation] = &[
         file: "engine/runtime/src/machine.rs",
         find: "self.pool.counts().quarantined + self.pool.kept_alone(Label::PUBLIC)",
         replace: "self.pool.counts().quarantined",
-        packages: &["engine-runtime"],
+        packages: RUNTIME,
         tests: "test(what_can_never_fit_beside_it_fails_and_does_not_wait)",
     },
     Mutation {
@@ -216,7 +219,7 @@ pub(super) const PREFIX: &[Mutation] = &[
         file: "engine/runtime/src/machine/declared.rs",
         find: "if let Some(fault) = self.compute.fault(0) {",
         replace: "if let Some(fault) = self.compute.fault(0).filter(|_| tokens.is_empty()) {",
-        packages: &["engine-runtime"],
+        packages: RUNTIME,
         tests: "test(a_page_that_is_not_its_own_ends_the_declaration)",
     },
     Mutation {
@@ -224,15 +227,23 @@ pub(super) const PREFIX: &[Mutation] = &[
         file: "engine/runtime/src/machine/declared.rs",
         find: "if self.compute.read_set(0) != Some(expected) {",
         replace: "if self.compute.read_set(0).is_none() && expected == 0 {",
-        packages: &["engine-runtime"],
+        packages: RUNTIME,
         tests: "test(what_the_kernels_read_is_compared_with_what_was_written_down)",
+    },
+    Mutation {
+        name: "declared prefixes: nothing of a tenant's becomes everybody's",
+        file: "engine/runtime/src/machine/declared.rs",
+        find: " || table.reads().iter().any(|page| page.label != Label::PUBLIC)",
+        replace: "",
+        packages: RUNTIME,
+        tests: "test(nothing_of_a_tenants_becomes_everybodys)",
     },
     Mutation {
         name: "declared prefixes: a tenth of the pool at most",
         file: "engine/runtime/src/public_prefix.rs",
         find: "if pages > pages_max {",
         replace: "if pages > config.pages {",
-        packages: &["engine-runtime"],
+        packages: RUNTIME,
         tests: "test(what_cannot_be_declared_is_refused_with_numbers)",
     },
 ];

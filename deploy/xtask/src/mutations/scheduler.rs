@@ -161,4 +161,20 @@ pub(super) const SCHEDULING: &[Mutation] = &[
         packages: PACKAGES,
         tests: "test(a_decision_looks_at_few_requests_however_many_wait)",
     },
+    Mutation {
+        name: "scheduler: what a request begins with is not given for it",
+        file: "engine/scheduler/src/scheduler/claim.rs",
+        find: "self.pages.cached(tenant).saturating_sub(kept)",
+        replace: "self.pages.cached(tenant).saturating_sub(0 * kept)",
+        packages: PACKAGES,
+        tests: "test(a_request_gets_pages_from_whoever_has_too_much_or_waits)",
+    },
+    Mutation {
+        name: "scheduler: what a client is told to wait has an end",
+        file: "engine/scheduler/src/admission.rs",
+        find: "(u64::from(refused) + 1).min(requests)",
+        replace: "(u64::from(refused) + 1).max(requests)",
+        packages: PACKAGES,
+        tests: "test(whoever_is_refused_later_comes_back_later_and_within_a_minute)",
+    },
 ];
