@@ -17,9 +17,9 @@ impl Scheduler {
     /// Who gives the `missing` pages of a request of `tenant` that needs `needed` in all. `None`: it waits, and nobody gives
     /// anything for nothing. `pages_of`: what a request with a slot would bring.
     ///
-    /// Its own cache comes first, but for `kept` pages of it that the request itself begins with. Then whoever has most above its guarantee gives, its cache before its newest request, but no
-    /// request as long as that leaves it less above its guarantee than the new one would have: else the two would take from
-    /// each other by turns.
+    /// Its own cache comes first, but for `kept` pages of it that the request itself begins with. Then whoever has most above
+    /// its guarantee gives, its cache before its newest request, but no request as long as that leaves it less above its
+    /// guarantee than the new one would have: else the two would take from each other by turns.
     #[must_use]
     pub fn claim(
         &self,
