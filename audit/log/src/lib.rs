@@ -3,7 +3,8 @@
 //! [`AuditLog::open_request`] makes a request durable before anything is sent; [`OpenEntry`] lets each step through the
 //! provenance gate and chains what leaves; sealing it ends the record. One thread numbers and commits entries in groups
 //! (`sequence.rs` is the story), another publishes them as C2SP tiles with a signed checkpoint, from which receipts are
-//! made, and has it cosigned by witnesses. The log holds commitments and never content. After any fault it stops, and the next start recovers.
+//! made, and has it cosigned by witnesses. The log holds commitments and never content. After any fault it stops, and the
+//! next start recovers.
 #![forbid(unsafe_code)]
 
 mod clock;

@@ -2,7 +2,8 @@
 //!
 //! Believed, in this order: the newest whole copy of the slot (it is signed), the segments up to its size (they must
 //! have its root hash), the published checkpoint (it must be a prefix). Frames beyond the committed size were never
-//! acknowledged and are discarded. Before anything new is signed the witnesses are asked whether they have seen more. Whatever else does not fit is an error, not a repair.
+//! acknowledged and are discarded. Before anything new is signed the witnesses are asked whether they have seen more.
+//! Whatever else does not fit is an error, not a repair.
 
 use crate::AuditConfig;
 use crate::clock::Clock;

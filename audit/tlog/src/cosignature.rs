@@ -3,26 +3,22 @@
 //! C2SP tlog-cosignature, Ed25519 (algorithm byte 0x04, `cosignature/v1`).
 
 use crate::checkpoint::{CHECKPOINT_BYTES_MAX, SIGNATURES_MAX, signature_lines};
-use crate::key::{check_name, key_id, material, parse_public, secret_line, split};
+use crate::key::{NamedSecret, parse_public};
 use crate::{Checkpoint, CheckpointError, KeyError};
-use ed25519_dalek::{SIGNATURE_LENGTH, Signature, Signer as _, SigningKey, VerifyingKey};
+use ed25519_dalek::{SIGNATURE_LENGTH, Signature, Signer as _, VerifyingKey};
 use std::fmt;
-use zeroize::{Zeroize as _, Zeroizing};
+use zeroize::Zeroizing;
 
 const COSIGNATURE_V1: u8 = 4;
 /// Seconds since 1970 that a cosignature can hold.
 const SECONDS_MAX: u64 = i64::MAX as u64;
 
 /// A witness's key. Its memory is zeroed when it is dropped, and it is never printed.
-pub struct Cosigner {
-    name: String,
-    id: u32,
-    key: SigningKey,
-}
+pub struct Cosigner(NamedSecret<COSIGNATURE_V1>);
 
 impl fmt::Debug for Cosigner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Cosigner({}+{:08x})", self.name, self.id)
+        write!(f, "Cosigner({}+{:08x})", self.0.name, self.0.id)
     }
 }
 
@@ -32,10 +28,7 @@ impl Cosigner {
     /// # Errors
     /// [`KeyError::Name`].
     pub fn from_seed(name: &str, seed: &[u8; 32]) -> Result<Self, KeyError> {
-        check_name(name)?;
-        let key = SigningKey::from_bytes(seed);
-        let id = key_id(name, COSIGNATURE_V1, key.verifying_key().as_bytes());
-        Ok(Self { name: name.to_owned(), id, key })
+        NamedSecret::from_seed(name, seed).map(Self)
     }
 
     /// Reads `PRIVATE+KEY+<name>+<id>+<key>`.
@@ -43,25 +36,20 @@ impl Cosigner {
     /// # Errors
     /// [`KeyError`].
     pub fn parse(line: &str) -> Result<Self, KeyError> {
-        let rest = line.strip_prefix("PRIVATE+KEY+").ok_or(KeyError::Form)?;
-        let (name, id, key) = split(rest)?;
-        let mut key = Zeroizing::new(key);
-        let seed: Zeroizing<[u8; 32]> = Zeroizing::new(material(&key, COSIGNATURE_V1)?);
-        key.zeroize();
-        let cosigner = Self::from_seed(name, &seed)?;
-        if cosigner.id == id { Ok(cosigner) } else { Err(KeyError::Id) }
+        NamedSecret::parse(line).map(Self)
     }
 
     /// The secret line that [`Cosigner::parse`] reads.
     #[must_use]
     pub fn secret_line(&self) -> Zeroizing<String> {
-        secret_line(&self.name, self.id, COSIGNATURE_V1, self.key.as_bytes())
+        self.0.line()
     }
 
     /// The public half.
     #[must_use]
     pub fn verifier_key(&self) -> CosignerKey {
-        CosignerKey { name: self.name.clone(), id: self.id, key: self.key.verifying_key() }
+        let NamedSecret { name, id, key } = &self.0;
+        CosignerKey { name: name.clone(), id: *id, key: key.verifying_key() }
     }
 
     /// The signature line, newline included, with which the witness says that at `unix_seconds` this was the largest
@@ -74,10 +62,10 @@ impl Cosigner {
             return Err(CheckpointError::Sign);
         }
         let message = message(checkpoint, unix_seconds);
-        let signature = self.key.try_sign(message.as_bytes()).map_err(|_| CheckpointError::Sign)?;
+        let signature = self.0.key.try_sign(message.as_bytes()).map_err(|_| CheckpointError::Sign)?;
         let mut stamped = unix_seconds.to_be_bytes().to_vec();
         stamped.extend_from_slice(&signature.to_bytes());
-        let line = signed_note::Signature::new(self.name.clone(), self.id, stamped);
+        let line = signed_note::Signature::new(self.0.name.clone(), self.0.id, stamped);
         let line = line.map_err(|_| CheckpointError::Sign)?.to_bytes();
         String::from_utf8(line).map_err(|_| CheckpointError::Form)
     }
@@ -228,9 +216,9 @@ mod tests {
         for seconds in [0, SECONDS_MAX + 1, u64::MAX] {
             assert_eq!(witness().cosign(&checkpoint(), seconds), Err(CheckpointError::Sign));
             // Signed all the same, by a witness with another program.
-            let signature = witness().key.sign(message(&checkpoint(), seconds).as_bytes());
+            let signature = witness().0.key.sign(message(&checkpoint(), seconds).as_bytes());
             let stamped = [&seconds.to_be_bytes()[..], &signature.to_bytes()[..]].concat();
-            let line = signed_note::Signature::new(witness().name, witness().id, stamped).unwrap().to_bytes();
+            let line = signed_note::Signature::new(witness().0.name, witness().0.id, stamped).unwrap().to_bytes();
             let found = witness().verifier_key().find(&checkpoint(), &line);
             assert_eq!(found, Err(CheckpointError::Signature), "{seconds}");
         }

@@ -27,21 +27,54 @@ pub enum KeyError {
     Id,
 }
 
-pub(crate) fn check_name(name: &str) -> Result<(), KeyError> {
+fn check_name(name: &str) -> Result<(), KeyError> {
     let plain = !name.chars().any(char::is_control) && name.len() <= KEY_BYTES_MAX - 100;
     if plain && signed_note::is_key_name_valid(name) { Ok(()) } else { Err(KeyError::Name) }
 }
 
-/// A log's signing key. Its memory is zeroed when it is dropped, and it is never printed.
-pub struct LogSigner {
-    name: String,
-    id: u32,
-    key: SigningKey,
+/// A secret key under its name, for signatures of one algorithm. Its memory is zeroed when it is dropped.
+pub(crate) struct NamedSecret<const ALGORITHM: u8> {
+    pub(crate) name: String,
+    pub(crate) id: u32,
+    pub(crate) key: SigningKey,
 }
+
+impl<const ALGORITHM: u8> NamedSecret<ALGORITHM> {
+    pub(crate) fn from_seed(name: &str, seed: &[u8; 32]) -> Result<Self, KeyError> {
+        check_name(name)?;
+        let key = SigningKey::from_bytes(seed);
+        let id = key_id(name, ALGORITHM, key.verifying_key().as_bytes());
+        Ok(Self { name: name.to_owned(), id, key })
+    }
+
+    /// Reads `PRIVATE+KEY+<name>+<id>+<key>`.
+    pub(crate) fn parse(line: &str) -> Result<Self, KeyError> {
+        let rest = line.strip_prefix("PRIVATE+KEY+").ok_or(KeyError::Form)?;
+        let (name, id, key) = split(rest)?;
+        let mut key = Zeroizing::new(key);
+        let seed: Zeroizing<[u8; 32]> = Zeroizing::new(material(&key, ALGORITHM)?);
+        key.zeroize();
+        let secret = Self::from_seed(name, &seed)?;
+        if secret.id == id { Ok(secret) } else { Err(KeyError::Id) }
+    }
+
+    /// As [`NamedSecret::parse`] reads it.
+    pub(crate) fn line(&self) -> Zeroizing<String> {
+        let mut material = Zeroizing::new([ALGORITHM; 33]);
+        if let Some(place) = material.get_mut(1..) {
+            place.copy_from_slice(self.key.as_bytes());
+        }
+        let key = Zeroizing::new(BASE64_STANDARD.encode(material.as_slice()));
+        Zeroizing::new(format!("PRIVATE+KEY+{}+{:08x}+{}", self.name, self.id, key.as_str()))
+    }
+}
+
+/// A log's signing key. Its memory is zeroed when it is dropped, and it is never printed.
+pub struct LogSigner(NamedSecret<ED25519>);
 
 impl fmt::Debug for LogSigner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LogSigner({}+{:08x})", self.name, self.id)
+        write!(f, "LogSigner({}+{:08x})", self.0.name, self.0.id)
     }
 }
 
@@ -51,10 +84,7 @@ impl LogSigner {
     /// # Errors
     /// [`KeyError::Name`].
     pub fn from_seed(name: &str, seed: &[u8; 32]) -> Result<Self, KeyError> {
-        check_name(name)?;
-        let key = SigningKey::from_bytes(seed);
-        let id = key_id(name, ED25519, key.verifying_key().as_bytes());
-        Ok(Self { name: name.to_owned(), id, key })
+        NamedSecret::from_seed(name, seed).map(Self)
     }
 
     /// Reads `PRIVATE+KEY+<name>+<id>+<key>`.
@@ -62,45 +92,40 @@ impl LogSigner {
     /// # Errors
     /// [`KeyError`].
     pub fn parse(line: &str) -> Result<Self, KeyError> {
-        let rest = line.strip_prefix("PRIVATE+KEY+").ok_or(KeyError::Form)?;
-        let (name, id, key) = split(rest)?;
-        let mut key = Zeroizing::new(key);
-        let seed: Zeroizing<[u8; 32]> = Zeroizing::new(material(&key, ED25519)?);
-        key.zeroize();
-        let signer = Self::from_seed(name, &seed)?;
-        if signer.id == id { Ok(signer) } else { Err(KeyError::Id) }
+        NamedSecret::parse(line).map(Self)
     }
 
     /// The secret line that [`LogSigner::parse`] reads.
     #[must_use]
     pub fn secret_line(&self) -> Zeroizing<String> {
-        secret_line(&self.name, self.id, ED25519, self.key.as_bytes())
+        self.0.line()
     }
 
     /// The public half.
     #[must_use]
     pub fn verifier_key(&self) -> VerifierKey {
-        VerifierKey { name: self.name.clone(), id: self.id, key: self.key.verifying_key() }
+        let NamedSecret { name, id, key } = &self.0;
+        VerifierKey { name: name.clone(), id: *id, key: key.verifying_key() }
     }
 
     /// The key's name, which is the log's origin.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        &self.0.name
     }
 }
 
 impl signed_note::Signer for LogSigner {
     fn name(&self) -> &str {
-        &self.name
+        &self.0.name
     }
 
     fn key_id(&self) -> u32 {
-        self.id
+        self.0.id
     }
 
     fn sign(&self, msg: &[u8]) -> Result<Vec<u8>, SignatureError> {
-        Ok(self.key.try_sign(msg)?.to_bytes().to_vec())
+        Ok(self.0.key.try_sign(msg)?.to_bytes().to_vec())
     }
 }
 
@@ -156,20 +181,10 @@ impl signed_note::Verifier for VerifierKey {
     }
 }
 
-pub(crate) fn key_id(name: &str, algorithm: u8, key: &[u8; 32]) -> u32 {
+fn key_id(name: &str, algorithm: u8, key: &[u8; 32]) -> u32 {
     let mut material = vec![algorithm];
     material.extend_from_slice(key);
     signed_note::key_id(name, &material)
-}
-
-/// `PRIVATE+KEY+<name>+<id>+<key>`.
-pub(crate) fn secret_line(name: &str, id: u32, algorithm: u8, seed: &[u8; 32]) -> Zeroizing<String> {
-    let mut material = Zeroizing::new([algorithm; 33]);
-    if let Some(place) = material.get_mut(1..) {
-        place.copy_from_slice(seed);
-    }
-    let key = Zeroizing::new(BASE64_STANDARD.encode(material.as_slice()));
-    Zeroizing::new(format!("PRIVATE+KEY+{name}+{id:08x}+{}", key.as_str()))
 }
 
 /// Reads `<name>+<id>+<key>` of a public key of that kind.
@@ -187,7 +202,7 @@ pub(crate) fn parse_public(line: &str, algorithm: u8) -> Result<(String, u32, Ve
 }
 
 /// Splits `<name>+<id>+<key>`, the key still with its algorithm byte.
-pub(crate) fn split(line: &str) -> Result<(&str, u32, Vec<u8>), KeyError> {
+fn split(line: &str) -> Result<(&str, u32, Vec<u8>), KeyError> {
     if line.len() > KEY_BYTES_MAX {
         return Err(KeyError::Form);
     }
@@ -204,7 +219,7 @@ pub(crate) fn split(line: &str) -> Result<(&str, u32, Vec<u8>), KeyError> {
     Ok((name, number, BASE64_STANDARD.decode(key).map_err(|_| KeyError::Form)?))
 }
 
-pub(crate) fn material(key: &[u8], algorithm: u8) -> Result<[u8; 32], KeyError> {
+fn material(key: &[u8], algorithm: u8) -> Result<[u8; 32], KeyError> {
     match key.split_first() {
         Some((found, key)) if *found == algorithm => key.try_into().map_err(|_| KeyError::Form),
         Some(_) => Err(KeyError::Algorithm),

@@ -129,10 +129,15 @@ async fn answer(
     let path = head.uri.path();
     if path != "/add-checkpoint" {
         return match (&head.method, path.strip_prefix('/').and_then(|path| path.strip_suffix("/checkpoint"))) {
-            (&Method::GET | &Method::HEAD, Some(origin_hash)) => match witness.checkpoint(origin_hash) {
-                Some(note) => text(StatusCode::OK, note),
-                None => text(StatusCode::NOT_FOUND, "no checkpoint of this log was seen\n"),
-            },
+            (&Method::GET | &Method::HEAD, Some(origin_hash)) => {
+                let origin_hash = origin_hash.to_owned();
+                // It waits for whoever adds one, and so for the device.
+                match tokio::task::spawn_blocking(move || witness.checkpoint(&origin_hash)).await {
+                    Ok(Some(note)) => text(StatusCode::OK, note),
+                    Ok(None) => text(StatusCode::NOT_FOUND, "no checkpoint of this log was seen\n"),
+                    Err(_) => text(StatusCode::INTERNAL_SERVER_ERROR, "the witness cannot answer\n"),
+                }
+            }
             _ => text(StatusCode::NOT_FOUND, "nothing is here\n"),
         };
     }

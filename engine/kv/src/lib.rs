@@ -40,6 +40,6 @@ pub use ledger::{
 pub use page::{FillingPage, InboundPage, OutboundPage, OwnedPage, SealedPage, SharedPage};
 pub use page_label::{PageFormat, PageLabel, PageState};
 pub use pool::PagePool;
-pub use prefix_cache::{Hit, PrefixCache, PrefixCacheConfig, PrefixCacheCounts};
+pub use prefix_cache::{Hit, KnownPrefix, PrefixCache, PrefixCacheConfig, PrefixCacheCounts};
 pub use ticket::Ticket;
 pub use transfer_table::{InboundTable, OutboundTable};

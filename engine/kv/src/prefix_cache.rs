@@ -99,6 +99,23 @@ impl Path {
     }
 }
 
+/// What is there of a prompt, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KnownPrefix {
+    /// All that a sequence would begin with.
+    pub pages: usize,
+    /// Of these, its domain's own; the others are everybody's.
+    pub own: usize,
+}
+
+impl KnownPrefix {
+    /// In tokens.
+    #[must_use]
+    pub fn tokens(self) -> usize {
+        self.pages * PAGE_TOKENS
+    }
+}
+
 impl PrefixCache {
     /// An empty cache of pages of this pool.
     #[must_use]
@@ -135,10 +152,11 @@ impl PrefixCache {
         Hit::new(self.pool.clone(), label, sequence, pages)
     }
 
-    /// Tokens that a [`PrefixCache::lookup`] would find now. Changes nothing and counts as no use.
+    /// What a [`PrefixCache::lookup`] would find now. Changes nothing and counts as no use.
     #[must_use]
-    pub fn peek(&self, label: Label, tokens: &[u32], tokens_max: usize) -> usize {
-        self.walk(label, tokens, tokens.len().min(tokens_max) / PAGE_TOKENS).nodes.len() * PAGE_TOKENS
+    pub fn peek(&self, label: Label, tokens: &[u32], tokens_max: usize) -> KnownPrefix {
+        let path = self.walk(label, tokens, tokens.len().min(tokens_max) / PAGE_TOKENS);
+        KnownPrefix { pages: path.nodes.len(), own: path.nodes_of(self.domain_of(label)) }
     }
 
     /// Keeps the full pages of a table for later sequences of its tenant; `tokens` are the table's, from the first on.

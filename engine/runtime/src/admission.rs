@@ -12,9 +12,8 @@ use crate::machine::{Machine, SwapInError};
 use crate::running::Running;
 use crate::step::{Role, Stepper};
 use crate::steps::StepError;
-use engine_kv::PAGE_TOKENS;
+use engine_kv::{KnownPrefix, PAGE_TOKENS};
 use engine_scheduler::{Arrival, Fit, Key, Load, Reclaim};
-use policies_domain::Label;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -125,30 +124,30 @@ impl Stepper {
         if machine.cache.is_none() || !waits {
             return false;
         }
-        let worth = machine.cached_tokens(request.label, &request.tokens) + ALIKE_TOKENS_MIN;
         let is_prompt = |other: &Running| match self.role {
             Role::Decode => !other.is_here(),
             Role::Whole | Role::Prefill => other.computed < other.prompt_tokens,
         };
-        self.running.iter().any(|other| {
-            other.label == request.label
-                && is_prompt(other)
-                && other.has_room()
-                && !other.cancelled()
-                && shared_tokens(&other.tokens[..other.prompt_tokens], &request.tokens) >= worth
-        })
+        let goes_on = |other: &&Running| is_prompt(other) && other.has_room() && !other.cancelled();
+        let of_tenant = self.running.iter().filter(|other| other.label == request.label);
+        let alike = of_tenant
+            .filter(goes_on)
+            .map(|other| shared_tokens(&other.tokens[..other.prompt_tokens], &request.tokens))
+            .max()
+            .unwrap_or(0);
+        // Compared before the cache is asked, which costs more.
+        alike >= ALIKE_TOKENS_MIN && alike - ALIKE_TOKENS_MIN >= machine.found(request.label, &request.tokens).tokens()
     }
 
     /// Who gives pages for a request, stalled ones not counted.
     fn claim(&self, machine: &Machine<impl Compute>, request: &Running) -> Option<Vec<Reclaim>> {
         // What its own cache has of it comes with it, and no room is needed for that.
-        let needed = pages_to_begin(request) - cached_pages(machine, request);
+        let found = found(machine, request);
+        let needed = pages_to_begin(request) - found.pages;
         let stalled = self.running.iter().filter(|other| !other.has_room()).map(Running::pages_to_give).sum::<usize>();
         let missing = (needed + self.promised(Running::has_room)).saturating_sub(machine.pool.counts().free + stalled);
         let pages_of = |key| self.running.iter().find(|other| other.arrival == key).map_or(0, Running::pages_to_give);
-        let everybodys = machine.cached_tokens(Label::PUBLIC, &request.tokens) / PAGE_TOKENS;
-        let kept = cached_pages(machine, request).saturating_sub(everybodys);
-        self.scheduler.claim(request.label, needed, missing, kept, pages_of)
+        self.scheduler.claim(request.label, needed, missing, found.own, pages_of)
     }
 
     /// Takes a slot and pages for a request that fits from whoever has to give them. `false`: what they gave was not enough, and
@@ -186,7 +185,7 @@ impl Stepper {
 
     /// Nobody has to give a page for it.
     fn has_pages_for(&self, machine: &Machine<impl Compute>, request: &Running) -> bool {
-        let needed = pages_to_begin(request) - cached_pages(machine, request);
+        let needed = pages_to_begin(request) - found(machine, request).pages;
         needed + self.promised(|_| true) <= machine.pool.counts().free
     }
 
@@ -343,13 +342,13 @@ fn shared_tokens(one: &[u32], other: &[u32]) -> usize {
 
 /// Tokens of a request that need not be computed when it begins.
 fn known_tokens(machine: &Machine<impl Compute>, request: &Running) -> usize {
-    let cached = || machine.cached_tokens(request.label, &request.tokens);
+    let cached = || machine.found(request.label, &request.tokens).tokens();
     request.swapped.as_ref().map_or_else(cached, |swapped| swapped.tokens)
 }
 
-/// Pages that it finds in its tenant's cache. What comes back from outside of the pool needs pages of its own.
-fn cached_pages(machine: &Machine<impl Compute>, request: &Running) -> usize {
-    if request.swapped.is_some() { 0 } else { machine.cached_tokens(request.label, &request.tokens) / PAGE_TOKENS }
+/// What it finds in its tenant's cache. What comes back from outside of the pool needs pages of its own.
+fn found(machine: &Machine<impl Compute>, request: &Running) -> KnownPrefix {
+    if request.swapped.is_some() { KnownPrefix::default() } else { machine.found(request.label, &request.tokens) }
 }
 
 /// For all tokens so far and the next one.

@@ -13,8 +13,8 @@ use crate::steps::StepError;
 use crate::traced_table::TracedTable;
 use engine_kernels::PageRef;
 use engine_kv::{
-    AllocateError, BlockTable, Capability, HeldPage, Hit, Ledger, LedgerConfig, PageFormat, PagePool, PrefixCache,
-    PrefixCacheConfig,
+    AllocateError, BlockTable, Capability, HeldPage, Hit, KnownPrefix, Ledger, LedgerConfig, PageFormat, PagePool,
+    PrefixCache, PrefixCacheConfig,
 };
 use engine_scheduler::Costs;
 use policies_domain::{Label, PageId, PageRead, PageTrace};
@@ -107,9 +107,9 @@ impl<C: Compute> Machine<C> {
         self.cache = Some(PrefixCache::new(&self.pool, config));
     }
 
-    /// Tokens at the beginning of a prompt that the tenant's cache has.
-    pub(crate) fn cached_tokens(&self, tenant: Label, tokens: &[u32]) -> usize {
-        self.cache.as_ref().map_or(0, |cache| cache.peek(tenant, tokens, prefix_max(tokens)))
+    /// What the tenant's cache has of the beginning of a prompt.
+    pub(crate) fn found(&self, tenant: Label, tokens: &[u32]) -> KnownPrefix {
+        self.cache.as_ref().map_or_else(KnownPrefix::default, |cache| cache.peek(tenant, tokens, prefix_max(tokens)))
     }
 
     /// A block table for these tokens: it begins with what the tenant's cache has of them, which is its own from now on. The

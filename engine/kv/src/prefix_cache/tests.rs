@@ -72,7 +72,7 @@ impl Rig {
 
     /// Pages that a lookup finds; they go back at once.
     pub(super) fn found(&mut self, label: Label, tokens: &[u32]) -> usize {
-        let peeked = self.cache.peek(label, tokens, tokens.len()) / PAGE_TOKENS;
+        let peeked = self.cache.peek(label, tokens, tokens.len()).pages;
         let hit = self.cache.lookup(label, tokens, tokens.len());
         assert_eq!(hit.pages(), peeked);
         let pages = hit.pages();
@@ -261,7 +261,7 @@ fn a_page_under_suspicion_is_found_by_nobody_with_all_that_follows() {
     let reader = rig.prefill(tenant(1), &tokens);
     let suspected = capabilities(&reader)[1].page();
     rig.pool.quarantine(suspected, QuarantineReason::TagMismatch);
-    assert_eq!(rig.cache.peek(tenant(1), &tokens, tokens.len()), 16);
+    assert_eq!(rig.cache.peek(tenant(1), &tokens, tokens.len()).tokens(), 16);
     assert_eq!((rig.found(tenant(1), &tokens), rig.cache.pages_of(tenant(1))), (1, 1));
     assert_eq!(rig.cache.counts(tenant(1)).withdrawn, 2);
     drop(reader);

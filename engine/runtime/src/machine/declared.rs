@@ -60,7 +60,7 @@ impl<C: Compute> Machine<C> {
         drop(block_table);
         self.reclaim();
         computed?;
-        let kept = self.cache.as_ref().map_or(0, |cache| cache.peek(Label::PUBLIC, tokens, tokens.len()));
+        let kept = self.cache.as_ref().map_or(0, |cache| cache.peek(Label::PUBLIC, tokens, tokens.len()).tokens());
         if kept == tokens.len() { Ok(()) } else { Err(DeclareError::NotKept) }
     }
 

@@ -187,7 +187,7 @@ impl PrefillGroup {
         let arrival = Arrival {
             tenant: request.label,
             prompt_tokens: request.tokens.len(),
-            cached_tokens: machine.cached_tokens(request.label, &request.tokens),
+            cached_tokens: machine.found(request.label, &request.tokens).tokens(),
             restarts: 0,
         };
         self.stepper.scheduler.arrive(request.came, request.arrival, arrival);
@@ -248,13 +248,11 @@ impl PrefillGroup {
 
     /// Whether there are pages for a prompt, with those that caches would give for it, or there will never be more.
     fn may_begin(&self, machine: &Machine<impl Compute>, request: &Running) -> bool {
-        let found = |domain| machine.cached_tokens(domain, &request.tokens) / PAGE_TOKENS;
-        let (all, public) = (found(request.label), found(Label::PUBLIC));
-        let pages = request.tokens.len().div_ceil(PAGE_TOKENS) - all;
-        // What it finds of its tenant's own does not come free for it.
-        let own = all.saturating_sub(public);
+        let found = machine.found(request.label, &request.tokens);
+        let pages = request.tokens.len().div_ceil(PAGE_TOKENS) - found.pages;
         let given: usize = machine.caching_tenants().map(|tenant| self.given_by(machine, tenant, request.label)).sum();
-        pages <= machine.pool.counts().free + given.saturating_sub(own) || is_alone(machine, 0)
+        // What it finds of its tenant's own does not come free for it.
+        pages <= machine.pool.counts().free + given.saturating_sub(found.own) || is_alone(machine, 0)
     }
 
     /// Pages that a tenant's cache gives for a prompt of `label`: all of its own, of others' what is above their guarantees.

@@ -19,7 +19,7 @@ fn what_is_declared_is_found_by_every_tenant_and_by_nobody() {
     machine.declare(&prompt(1, 48), 20, PAGES).unwrap();
     machine.declare(&[prompt(1, 32), prompt(2, 16)].concat(), 20, PAGES).unwrap();
     let longer = prompt(1, 80);
-    assert_eq!([label(1), label(2), Label::NOBODY].map(|of| machine.cached_tokens(of, &longer)), [48, 48, 0]);
+    assert_eq!([label(1), label(2), Label::NOBODY].map(|of| machine.found(of, &longer).tokens()), [48, 48, 0]);
     assert_eq!(machine.pages_of_everybody(), 4, "what both begin with is there once");
     assert_eq!((machine.cached(), machine.caching_tenants().count()), (0, 0), "and is nobody's to give away");
     let table = machine.begin_table(label(2), &longer);
@@ -36,7 +36,7 @@ fn a_prefix_that_does_not_fit_or_is_not_kept_leaves_nothing() {
     assert!(matches!(machine.declare(&prompt(1, 48), 20, 2), Err(DeclareError::NotKept)), "more than may be kept");
     machine.cache = None;
     assert!(matches!(machine.declare(&prompt(1, 48), 20, PAGES), Err(DeclareError::NotKept)));
-    assert_eq!(machine.cached_tokens(label(1), &prompt(1, 80)), 0);
+    assert_eq!(machine.found(label(1), &prompt(1, 80)).tokens(), 0);
 }
 
 /// The second chunk, after the first one's page got another tag.

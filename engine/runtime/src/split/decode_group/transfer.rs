@@ -5,7 +5,7 @@ use crate::compute::Compute;
 use crate::machine::{Machine, page_ref};
 use crate::split::{Parcel, held_by, slot, slots};
 use engine_handoff::{DecodeInput, DecodeState, PageSlot, Route};
-use engine_kv::{Capability, InboundTable, OutboundTable, PAGE_TOKENS, Ticket};
+use engine_kv::{Capability, InboundTable, OutboundTable, Ticket};
 use policies_domain::{HolderId, Outcome, PageLife, TicketKind};
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ impl DecodeGroup {
         if self.terms.in_place {
             // Nobody else has a slot: what caches hold comes back for nobody's end.
             let alone = self.stepper.running.len() == 1;
-            let cached = machine.cached_tokens(label, &request.tokens) / PAGE_TOKENS;
+            let cached = machine.found(label, &request.tokens).pages;
             let needed = (pages as usize).saturating_sub(cached);
             let missing = needed.saturating_sub(machine.pool.counts().free);
             if missing > 0 {
