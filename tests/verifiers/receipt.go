@@ -187,7 +187,8 @@ type extra struct {
 // parseExtra steps over the salts and the trace.
 func parseExtra(data []byte) (*extra, error) {
 	read := items{data: data}
-	if read.head(4) != 7 || read.uint() != 1 {
+	fields, version := read.head(4), read.uint()
+	if fields != 7 || version < 1 || version > 2 {
 		return nil, errors.New("unknown extra data")
 	}
 	parsed := extra{sealed: read.bytes(), opened: read.bytes(), openedIndex: int64(read.uint())}
@@ -210,7 +211,7 @@ func parseExtra(data []byte) (*extra, error) {
 func entryHead(data []byte) (read *items, fields, version, kind uint64, uuid []byte) {
 	read = &items{data: data}
 	fields, version, kind, uuid = read.head(4), read.uint(), read.uint(), read.bytes()
-	if version != 1 && version != 2 {
+	if version < 1 || version > 3 {
 		read.fail(fmt.Sprintf("entry version %d is not known", version))
 	}
 	read.bytes()
@@ -232,7 +233,9 @@ func openedFacts(parsed *extra) (string, error) {
 	}
 	model := read.bytes()
 	fingerprint := "none"
-	if version == 2 {
+	openedFields := uint64(19)
+	if version >= 2 {
+		openedFields = 20
 		digest := read.bytes()
 		if len(digest) != sha256.Size {
 			read.fail("a digest has another length")
@@ -245,13 +248,17 @@ func openedFacts(parsed *extra) (string, error) {
 	if read.err != nil {
 		return "", read.err
 	}
-	if kind != 1 || fields != 18+version || len(read.data) > 0 || len(model) != sha256.Size {
+	if kind != 1 || fields != openedFields || len(read.data) > 0 || len(model) != sha256.Size {
 		return "", errors.New("the second entry is not an opened one")
 	}
-	sealed, _, _, sealedKind, _ := entryHead(parsed.sealed)
+	sealed, sealedFields, sealedVersion, sealedKind, _ := entryHead(parsed.sealed)
+	wanted := uint64(28)
+	if sealedVersion >= 3 {
+		wanted = 29
+	}
 	request, index, leaf := sealed.bytes(), sealed.uint(), sealed.bytes()
 	opened := tlog.RecordHash(parsed.opened)
-	if sealed.err != nil || sealedKind != 2 {
+	if sealed.err != nil || sealedKind != 2 || sealedFields != wanted {
 		return "", errors.New("the first entry is not a sealed one")
 	}
 	if !bytes.Equal(request, uuid) || index != uint64(parsed.openedIndex) || !bytes.Equal(leaf, opened[:]) {

@@ -128,7 +128,7 @@ class Items:
 def parse_extra(extra):
     """Sealed entry, opened entry, index and proof of the opened one. The salts and the trace are stepped over."""
     items = Items(extra)
-    require(items.head(4) == 7 and items.uint() == 1, "unknown extra data")
+    require(items.head(4) == 7 and items.uint() in (1, 2), "unknown extra data")
     sealed, opened, opened_index, proof = items.bytes_(), items.bytes_(), items.uint(), items.bytes_()
     require(len(proof) % 32 == 0 and len(proof) <= 32 * PROOF_HASHES_MAX, "the second proof is malformed")
     return sealed, opened, opened_index, [proof[at : at + 32] for at in range(0, len(proof), 32)]
@@ -138,7 +138,7 @@ def parse_entry(entry):
     """Version, kind, uuid and what follows the head."""
     items = Items(entry)
     fields, version, kind, uuid = items.head(4), items.uint(), items.uint(), items.bytes_()
-    require(version in (1, 2), f"entry version {version} is not known")
+    require(version in (1, 2, 3), f"entry version {version} is not known")
     items.bytes_(), items.bytes_(), items.uint(), items.uint(), items.null_or(items.bytes_), items.uint(), items.bytes_()
     return fields, version, kind, uuid, items
 
@@ -146,17 +146,17 @@ def parse_entry(entry):
 def opened_facts(opened, opened_index, sealed):
     """What the opened entry says of the model: digest of its file and fingerprint. The two entries belong together."""
     fields, version, kind, uuid, items = parse_entry(opened)
-    require(kind == 1 and fields == 18 + version, "the second entry is not an opened one")
+    require(kind == 1 and fields == (19 if version == 1 else 20), "the second entry is not an opened one")
     items.uint()
     for _ in range(4):
         items.bytes_()
     model = items.bytes_()
-    fingerprint = items.bytes_() if version == 2 else None
+    fingerprint = items.bytes_() if version >= 2 else None
     items.bytes_(), items.uint(), items.uint()
     items.end()
     require(len(model) == 32 and (fingerprint is None or len(fingerprint) == 32), "a digest has another length")
-    _, _, kind, _, items = parse_entry(sealed)
-    require(kind == 2, "the first entry is not a sealed one")
+    fields, version, kind, _, items = parse_entry(sealed)
+    require(kind == 2 and fields == (29 if version >= 3 else 28), "the first entry is not a sealed one")
     require(items.bytes_() == uuid and items.uint() == opened_index, "the entries belong to different requests")
     require(items.bytes_() == hashlib.sha256(b"\x00" + opened).digest(), "the entries belong to different requests")
     return model.hex(), fingerprint.hex() if fingerprint else "none"

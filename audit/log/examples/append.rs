@@ -59,8 +59,15 @@ async fn write(log: AuditLog, task: u32, run: u64, requests: u64, told: bool) {
         let released = entry.check(step(&permit)).unwrap();
         entry.sent(b"{\"content\":\"text\"}", &released);
         let reason = SealReason::Stop;
-        let outcome =
-            Outcome { reason, prompt_tokens: 9, completion_tokens: 1, queued_us: 1, prefill_us: 2, decode_us: 3 };
+        let outcome = Outcome {
+            reason,
+            prompt_tokens: 9,
+            completion_tokens: 1,
+            queued_us: 1,
+            prefill_us: 2,
+            decode_us: 3,
+            replay: None,
+        };
         let sealed = entry.seal(outcome).await.unwrap();
         if told {
             tell(format_args!("sealed {} {} {}", permit.principal().name(), permit.request(), sealed.index));

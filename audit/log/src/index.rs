@@ -53,6 +53,8 @@ impl Index {
             | Body::Incident(_)
             | Body::Fault(_)
             | Body::Audit(_)
+            | Body::Replay(_)
+            | Body::IncidentState(_)
             | Body::Recovered { .. }
             | Body::Heartbeat => {}
         }

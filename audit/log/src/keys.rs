@@ -189,6 +189,7 @@ fn openings(key: &Secret, tenant: &TenantName, request: &[u8; 16]) -> Openings {
         tenant: salt(key, request, Field::Tenant),
         response: salt(key, request, Field::Response),
         chunks: salt(key, request, Field::Chunks),
+        replay: Some(salt(key, request, Field::Replay)),
     }
 }
 

@@ -19,6 +19,7 @@ mod publish;
 mod queue;
 mod receipt;
 mod recover;
+mod replayed;
 mod segment;
 mod sequence;
 mod slot;
@@ -27,15 +28,17 @@ mod trace_file;
 mod witness;
 
 pub use audit_provenance::{
-    AuditVerdict, EngineFaultClass, Handover, IsolationAudit, Leg, Released, ReleasedSteps, SealReason, Violation,
+    AuditVerdict, EngineFaultClass, Handover, IsolationAudit, Leg, Released, ReleasedSteps, ReplayOutcome, ReplayTime,
+    SealReason, Violation,
 };
 pub use audit_tlog::CosignerKey;
 pub use clock::{Clock, SystemClock};
 pub use config::{AuditConfig, OPEN_REQUESTS_MAX, QUEUE_MAX};
 pub use fault::{LogFault, OpenLogError};
 pub use log::{AppendError, AuditLog, IncidentId, LogHealth, Recorded, RequestFacts};
-pub use open_entry::{OpenEntry, Outcome, Sealed};
+pub use open_entry::{OpenEntry, Outcome, Refused, Sealed};
 pub use receipt::ReceiptError;
+pub use replayed::Replayed;
 pub use storage::{FolderStorage, Storage, StoredFile};
 pub use witness::{
     WITNESS_ANSWER_BYTES_MAX, WITNESSES_MAX, Witness, WitnessAnswer, WitnessHealth, WitnessPolicy, WitnessTransport,

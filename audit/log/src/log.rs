@@ -174,7 +174,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A log that is open for writing. Clones are handles of the same log; the last one to go shuts it down.
 #[derive(Clone)]
 pub struct AuditLog {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     threads: Arc<Threads>,
 }
 

@@ -7,7 +7,7 @@ use crate::sequence::{Draft, Placed};
 use crate::{AppendError, IncidentId};
 use audit_provenance::{
     Body, ChunkChain, ChunkRuns, Commitment, Coverage, EngineFault, EngineFaultClass, Field, Gate, Incident,
-    IncidentClass, Leg, Openings, Released, ReleasedSteps, SealReason, Sealing, TenantRef, Trace, Violation,
+    IncidentClass, Leg, Openings, Released, ReleasedSteps, Salt, SealReason, Sealing, TenantRef, Trace, Violation,
 };
 use policies_domain::{Digest, Label, PageId, Permit, RequestId, Step, TenantId};
 use std::sync::Arc;
@@ -29,6 +29,8 @@ pub struct Outcome {
     pub prefill_us: u64,
     /// Time in decode, in microseconds.
     pub decode_us: u64,
+    /// The replay digest, where the engine made one.
+    pub replay: Option<Digest>,
 }
 
 /// A sealed response's place in the log.
@@ -42,6 +44,26 @@ pub struct Sealed {
     pub chain_head: Digest,
     /// Payloads in the chain.
     pub chunks: u64,
+    pub(crate) response: SealedResponse,
+}
+
+/// What the log needs to know of a sealed response to write down what came of computing it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SealedResponse {
+    pub(crate) request: RequestId,
+    pub(crate) tenant: TenantRef,
+    pub(crate) opened_index: u64,
+    pub(crate) opened_leaf: Digest,
+    pub(crate) bytes_released: u64,
+}
+
+/// A response that an isolation fault ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refused {
+    /// The incident.
+    pub incident: IncidentId,
+    /// The response's place in the log.
+    pub sealed: Sealed,
 }
 
 /// A request that is recorded and not sealed. Dropping it seals it: as aborted, or with an incident after a violation.
@@ -54,6 +76,7 @@ pub struct OpenEntry {
     chain: ChunkChain,
     runs: ChunkRuns,
     response: Commitment,
+    replay: Option<Salt>,
     bytes_sent: u64,
     engine_fault: Option<EngineFaultClass>,
     /// Place of the opened entry; gone once the last entries are made.
@@ -88,6 +111,7 @@ impl OpenEntry {
             chain: ChunkChain::new(&openings.chunks, commitment),
             runs: ChunkRuns::default(),
             response: Commitment::new(Field::Response, &openings.response),
+            replay: openings.replay,
             bytes_sent: 0,
             engine_fault: None,
             opened: None,
@@ -144,8 +168,20 @@ impl OpenEntry {
     ///
     /// # Cancel safety
     /// Once polled, both entries are written even if the future is dropped; before, dropping it does the same.
-    pub async fn refuse(mut self) -> Result<IncidentId, AppendError> {
-        let Some(last) = self.last_entries(&self.partial(SealReason::Isolation))? else {
+    pub async fn refuse(self) -> Result<Refused, AppendError> {
+        let outcome = self.partial(SealReason::Isolation);
+        self.refuse_as(outcome).await
+    }
+
+    /// The same for a response that had come to its end, with what is known of it.
+    ///
+    /// # Errors
+    /// As [`OpenEntry::refuse`].
+    ///
+    /// # Cancel safety
+    /// As [`OpenEntry::refuse`].
+    pub async fn refuse_as(mut self, outcome: Outcome) -> Result<Refused, AppendError> {
+        let Some(last) = self.last_entries(&outcome)? else {
             return Err(AppendError::Closed);
         };
         let Some(incident) = last.incident else {
@@ -153,9 +189,10 @@ impl OpenEntry {
             return Err(AppendError::NoViolation);
         };
         let (reply, placed) = oneshot::channel();
+        let response = last.response;
         self.shared.queue.push_owed(last.into_queued(Reply::Sealed(reply)))?;
-        placed.await.map_err(|_| AppendError::Closed)??;
-        Ok(incident)
+        let placed = placed.await.map_err(|_| AppendError::Closed)??;
+        Ok(Refused { incident, sealed: self.sealed(&placed, response) })
     }
 
     /// Seals. Durable when it returns.
@@ -166,18 +203,28 @@ impl OpenEntry {
     /// # Cancel safety
     /// Once polled, the entry is written even if the future is dropped; before, dropping it seals it as aborted.
     pub async fn seal(mut self, outcome: Outcome) -> Result<Sealed, AppendError> {
-        let (chain_head, chunks) = (Digest(self.chain.head()), self.chain.chunks());
         let Some(last) = self.last_entries(&outcome)? else { return Err(AppendError::Closed) };
         let (reply, placed) = oneshot::channel();
+        let response = last.response;
         self.shared.queue.push_owed(last.into_queued(Reply::Sealed(reply)))?;
         let placed = placed.await.map_err(|_| AppendError::Closed)??;
-        Ok(Sealed { index: placed.index, leaf_hash: Digest(placed.leaf.0), chain_head, chunks })
+        Ok(self.sealed(&placed, response))
+    }
+
+    fn sealed(&self, placed: &Placed, response: SealedResponse) -> Sealed {
+        Sealed {
+            index: placed.index,
+            leaf_hash: Digest(placed.leaf.0),
+            chain_head: Digest(self.chain.head()),
+            chunks: self.chain.chunks(),
+            response,
+        }
     }
 
     /// What is known of a response that did not come to its end.
     fn partial(&self, reason: SealReason) -> Outcome {
         let completion_tokens = self.gate.tokens();
-        Outcome { reason, prompt_tokens: 0, completion_tokens, queued_us: 0, prefill_us: 0, decode_us: 0 }
+        Outcome { reason, prompt_tokens: 0, completion_tokens, queued_us: 0, prefill_us: 0, decode_us: 0, replay: None }
     }
 
     /// Makes the incident and the fault, if there are any, and the sealed entry; only the first call does.
@@ -246,6 +293,10 @@ impl OpenEntry {
                 kernel_tags: self.shared.kernel_tag_check,
                 handover: self.shared.handover,
             },
+            replay: outcome
+                .replay
+                .zip(self.replay)
+                .map(|(digest, salt)| Commitment::of(Field::Replay, &salt, &digest.0)),
         };
         let sealed = Draft {
             uuid: *random().map_err(no_random)?,
@@ -254,7 +305,15 @@ impl OpenEntry {
             trace: Some(trace),
         };
         let (id, incident) = incident.unzip();
-        Ok(Some(LastEntries { incident: id, drafts: incident.into_iter().chain(fault).chain([sealed]).collect() }))
+        let response = SealedResponse {
+            request: self.request,
+            tenant: self.tenant,
+            opened_index,
+            opened_leaf,
+            bytes_released: self.bytes_sent,
+        };
+        let drafts = incident.into_iter().chain(fault).chain([sealed]).collect();
+        Ok(Some(LastEntries { incident: id, response, drafts }))
     }
 
     fn incident(&self, violation: &Violation, id: [u8; 16], opened_index: u64, opened_leaf: Digest) -> Incident {
@@ -271,6 +330,7 @@ impl OpenEntry {
             Violation::ReadSet => (IncidentClass::ReadSet, None, None, None, None),
             Violation::Handoff => (IncidentClass::Handoff, None, None, None, None),
             Violation::RowBinding => (IncidentClass::RowBinding, None, None, None, None),
+            Violation::Replay => (IncidentClass::Replay, None, None, None, None),
             Violation::Seal { leg, error } => {
                 let (class, step) = match leg {
                     Leg::EngineOutput => (IncidentClass::EngineOutput, Some(error.index())),
@@ -310,6 +370,7 @@ fn tenant_of(label: Label) -> Option<TenantId> {
 /// The entries that end a request, the sealed one last.
 struct LastEntries {
     incident: Option<IncidentId>,
+    response: SealedResponse,
     drafts: Vec<Draft>,
 }
 

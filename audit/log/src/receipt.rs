@@ -7,7 +7,9 @@ use crate::publish::Published;
 use crate::segment::traces_path;
 use crate::storage::Storage;
 use crate::trace_file::trace_at;
-use audit_provenance::{Body, Commitment, Disclosure, Entry, Field, Opened, Openings, Sealing, Trace};
+use audit_provenance::{
+    Body, Commitment, Disclosure, DisclosureVersion, Entry, Field, Opened, Openings, Sealing, Trace,
+};
 use audit_tlog::{TileFiles, TilePath, TiledTree, TlogProof, TreeReadError};
 use policies_domain::{Principal, RequestId};
 use std::io;
@@ -116,7 +118,11 @@ fn prove(
     };
     let openings = shared.keys.openings(principal.name(), commitments.epoch, &request.bytes())?;
     let openings = openings.filter(|openings| opens(openings, &commitments, record.opened));
+    // A salt that opens nothing of the entry is not shown.
+    let openings =
+        openings.map(|openings| Openings { replay: openings.replay.filter(|_| sealing.replay.is_some()), ..openings });
     let disclosure = Disclosure {
+        version: DisclosureVersion::CURRENT,
         opened,
         sealed,
         opened_index: record.opened,

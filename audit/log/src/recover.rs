@@ -164,6 +164,7 @@ fn crashed(request: RequestId, open: &OpenRequest) -> Result<Draft, LogFault> {
         prefill_us: 0,
         decode_us: 0,
         coverage: Coverage::default(),
+        replay: None,
     };
     Ok(Draft { uuid: *random()?, tenant: Some(open.tenant), body: Body::Sealed(sealing), trace: None })
 }

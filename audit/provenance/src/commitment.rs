@@ -17,6 +17,8 @@ pub enum Field {
     Response,
     /// The chain over the payloads of a response.
     Chunks,
+    /// The replay digest of a response.
+    Replay,
 }
 
 impl Field {
@@ -28,6 +30,7 @@ impl Field {
             Self::Tenant => "tenant",
             Self::Response => "response",
             Self::Chunks => "chunks",
+            Self::Replay => "replay",
         }
     }
 }

@@ -5,15 +5,38 @@ use crate::cbor::{DecodeError, Reader, Writer};
 use crate::commitment::Salt;
 use crate::entry::ENTRY_BYTES_MAX;
 
-const DISCLOSURE_VERSION: u64 = 1;
 /// Longest tenant name that is read, in bytes.
 const TENANT_NAME_BYTES_MAX: usize = 63;
 /// Hashes of the second inclusion proof that are read.
 const PROOF_HASHES_MAX: usize = 64;
 
+/// The form of a receipt's `extra`. Both are read; only [`DisclosureVersion::CURRENT`] is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DisclosureVersion {
+    /// Without the salt of the replay digest.
+    V1 = 1,
+    /// As `entry.cddl` has it.
+    V2 = 2,
+}
+
+impl DisclosureVersion {
+    /// The one that is written.
+    pub const CURRENT: Self = Self::V2;
+
+    /// Members of the openings, the name included.
+    fn salts(self) -> u64 {
+        match self {
+            Self::V1 => 5,
+            Self::V2 => 6,
+        }
+    }
+}
+
 /// The `extra` of a receipt.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Disclosure {
+    /// Its form.
+    pub version: DisclosureVersion,
     /// Bytes of the sealed entry.
     pub sealed: Vec<u8>,
     /// Bytes of the opened entry.
@@ -47,6 +70,8 @@ pub struct Openings {
     pub response: Salt,
     /// Salt of the chunk chain.
     pub chunks: Salt,
+    /// Salt of the replay digest; none where none was sealed, and in disclosures of version 1.
+    pub replay: Option<Salt>,
 }
 
 impl std::fmt::Debug for Openings {
@@ -60,15 +85,21 @@ impl Disclosure {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::new();
-        writer.array(7).uint(DISCLOSURE_VERSION).bytes(&self.sealed).bytes(&self.opened).uint(self.opened_index);
+        writer.array(7).uint(self.version as u64).bytes(&self.sealed).bytes(&self.opened).uint(self.opened_index);
         writer.bytes(self.opened_proof.as_flattened());
         match &self.openings {
             Some(openings) => {
-                writer.array(5).text(&openings.tenant_name).bytes(&openings.request).bytes(&openings.tenant);
-                writer.bytes(&openings.response).bytes(&openings.chunks)
+                writer.array(self.version.salts()).text(&openings.tenant_name);
+                writer.bytes(&openings.request).bytes(&openings.tenant);
+                writer.bytes(&openings.response).bytes(&openings.chunks);
+                if self.version >= DisclosureVersion::V2 {
+                    writer.bytes_or_null(openings.replay.as_ref().map(<[u8; 32]>::as_slice));
+                }
             }
-            None => writer.null(),
-        };
+            None => {
+                writer.null();
+            }
+        }
         writer.bytes_or_null(self.trace.as_deref());
         writer.finish()
     }
@@ -81,19 +112,21 @@ impl Disclosure {
         let mut reader = Reader::new(bytes);
         reader.array_of(7, "number of fields")?;
         let version = reader.uint()?;
-        if version != DISCLOSURE_VERSION {
-            return Err(DecodeError::Version { version });
-        }
+        let version = match version {
+            1 => DisclosureVersion::V1,
+            2 => DisclosureVersion::V2,
+            version => return Err(DecodeError::Version { version }),
+        };
         let (sealed, opened) = (entry_bytes(&mut reader)?, entry_bytes(&mut reader)?);
         let opened_index = reader.uint()?;
         let (opened_proof, rest) = reader.bytes()?.as_chunks::<32>();
         if !rest.is_empty() || opened_proof.len() > PROOF_HASHES_MAX {
             return Err(DecodeError::Range { field: "opened proof" });
         }
-        let openings = if reader.null() { None } else { Some(openings(&mut reader)?) };
+        let openings = if reader.null() { None } else { Some(openings(&mut reader, version)?) };
         let trace = if reader.null() { None } else { Some(reader.bytes()?.to_vec()) };
         reader.end()?;
-        Ok(Self { sealed, opened, opened_index, opened_proof: opened_proof.to_vec(), openings, trace })
+        Ok(Self { version, sealed, opened, opened_index, opened_proof: opened_proof.to_vec(), openings, trace })
     }
 }
 
@@ -105,8 +138,8 @@ fn entry_bytes(reader: &mut Reader<'_>) -> Result<Vec<u8>, DecodeError> {
     Ok(bytes.to_vec())
 }
 
-fn openings(reader: &mut Reader<'_>) -> Result<Openings, DecodeError> {
-    reader.array_of(5, "openings")?;
+fn openings(reader: &mut Reader<'_>, version: DisclosureVersion) -> Result<Openings, DecodeError> {
+    reader.array_of(version.salts(), "openings")?;
     let tenant_name = reader.text()?;
     if tenant_name.len() > TENANT_NAME_BYTES_MAX {
         return Err(DecodeError::Range { field: "tenant name" });
@@ -117,5 +150,10 @@ fn openings(reader: &mut Reader<'_>) -> Result<Openings, DecodeError> {
         tenant: reader.fixed("salt of the tenant")?,
         response: reader.fixed("salt of the response")?,
         chunks: reader.fixed("salt of the chunks")?,
+        replay: match version {
+            DisclosureVersion::V1 => None,
+            DisclosureVersion::V2 if reader.null() => None,
+            DisclosureVersion::V2 => Some(reader.fixed("salt of the replay digest")?),
+        },
     })
 }

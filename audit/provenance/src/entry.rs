@@ -3,7 +3,9 @@
 use crate::cbor::{DecodeError, Reader, Writer};
 use crate::fault::{EngineFault, Incident};
 use crate::gate::PageCounts;
+use crate::incident_state::IncidentState;
 use crate::isolation_audit::IsolationAudit;
+use crate::replay::Replay;
 use policies_domain::{Digest, RequestId};
 use sha2::{Digest as _, Sha256};
 
@@ -14,21 +16,23 @@ pub const ENTRY_BYTES_MAX: usize = 4_096;
 /// Longest origin and verifier key line of a genesis entry.
 const TEXT_BYTES_MAX: usize = 512;
 
-/// The format that an entry is written in. Both are read; only [`EntryVersion::CURRENT`] is written.
+/// The format that an entry is written in. All are read; only [`EntryVersion::CURRENT`] is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EntryVersion {
     /// Without the model's fingerprint and without [`Body::Fault`] and [`Body::Audit`].
     V1 = 1,
-    /// As `entry.cddl` has it.
+    /// Without [`Sealing::replay`], [`Body::Replay`], [`Body::IncidentState`] and incidents of a replay.
     V2 = 2,
+    /// As `entry.cddl` has it.
+    V3 = 3,
 }
 
 impl EntryVersion {
     /// The one that is written.
-    pub const CURRENT: Self = Self::V2;
+    pub const CURRENT: Self = Self::V3;
 
     fn from_number(number: u64) -> Option<Self> {
-        [Self::V1, Self::V2].into_iter().find(|version| *version as u64 == number)
+        [Self::V1, Self::V2, Self::V3].into_iter().find(|version| *version as u64 == number)
     }
 
     /// Digest of the format's text, as the genesis entry of a log in this version holds it.
@@ -36,12 +40,13 @@ impl EntryVersion {
     pub fn schema_digest(self) -> Digest {
         match self {
             Self::V1 => Digest(SCHEMA_V1),
-            Self::V2 => Digest(Sha256::digest(SCHEMA).into()),
+            Self::V2 => Digest(SCHEMA_V2),
+            Self::V3 => Digest(Sha256::digest(SCHEMA).into()),
         }
     }
 
-    /// Whether a log in this version may have begun under that text: today's, or an earlier one with fewer classes of
-    /// incidents or without audits, whose entries are entries of today's.
+    /// Whether a log in this version may have begun under that text: its last, or an earlier one with fewer classes of
+    /// incidents or without audits, whose entries are entries of the last.
     #[must_use]
     pub fn knows_schema(self, digest: Digest) -> bool {
         digest == self.schema_digest()
@@ -53,6 +58,12 @@ impl EntryVersion {
 const SCHEMA_V1: [u8; 32] = [
     0xeb, 0x26, 0x18, 0x63, 0x66, 0xbc, 0x5e, 0x3c, 0xd1, 0x4f, 0xce, 0xc0, 0x2b, 0xd7, 0x63, 0x03, 0x07, 0x77, 0x14,
     0x04, 0x2e, 0x85, 0x46, 0x60, 0x16, 0x13, 0x65, 0x3a, 0x8c, 0x5c, 0x85, 0x3c,
+];
+
+/// SHA-256 of the last text of version 2: 502eb164...
+const SCHEMA_V2: [u8; 32] = [
+    0x50, 0x2e, 0xb1, 0x64, 0xc9, 0x15, 0x19, 0x93, 0xc8, 0xb2, 0xc1, 0x1a, 0xf1, 0x97, 0xd0, 0x4d, 0xec, 0x87, 0x05,
+    0x58, 0xe4, 0x8e, 0xae, 0xd8, 0x54, 0x36, 0x16, 0xbf, 0xc8, 0x41, 0xf1, 0xe7,
 ];
 
 /// SHA-256 of the earlier texts of version 2: with six classes of incidents (07f0b331...), seven (a74d6dce...) and eight
@@ -151,6 +162,10 @@ pub enum Body {
     Fault(EngineFault),
     /// What a probe says of the isolation between tenants.
     Audit(IsolationAudit),
+    /// A response that was computed again.
+    Replay(Replay),
+    /// What became of an incident.
+    IncidentState(IncidentState),
     /// What a start had to discard.
     Recovered {
         /// Whole entries that were never acknowledged.
@@ -254,6 +269,8 @@ pub struct Sealing {
     pub decode_us: u64,
     /// Which checks were on.
     pub coverage: Coverage,
+    /// Commitment of the replay digest, where one was made; `None` in entries of versions 1 and 2.
+    pub replay: Option<[u8; 32]>,
 }
 
 /// Which checks a response went through.
@@ -332,6 +349,8 @@ impl Body {
             Self::Fault(_) => 6,
             Self::Audit(_) => 7,
             Self::Recovered { .. } => 8,
+            Self::Replay(_) => 9,
+            Self::IncidentState(_) => 10,
             Self::Heartbeat => 11,
         }
     }
@@ -347,23 +366,27 @@ impl Body {
             Self::Fault(_) => "fault",
             Self::Audit(_) => "audit",
             Self::Recovered { .. } => "recovered",
+            Self::Replay(_) => "replay",
+            Self::IncidentState(_) => "incident_state",
             Self::Heartbeat => "heartbeat",
         }
     }
 
-    fn fields(&self) -> u64 {
+    fn fields(&self, version: EntryVersion) -> u64 {
         match self {
             Self::Genesis { .. } => 4,
             Self::Opened(opened) => 9 + u64::from(opened.fingerprint.is_some()),
-            Self::Sealed(_) => 18,
+            Self::Sealed(_) => 18 + u64::from(version >= EntryVersion::V3),
             Self::Incident(_) => 16,
             Self::Fault(_) | Self::Audit(_) => 6,
             Self::Recovered { .. } => 3,
+            Self::Replay(_) => 8,
+            Self::IncidentState(_) => 9,
             Self::Heartbeat => 0,
         }
     }
 
-    fn encode(&self, writer: &mut Writer) {
+    fn encode(&self, version: EntryVersion, writer: &mut Writer) {
         let digest = |digest: &Option<Digest>| digest.map(|digest| digest.0);
         match self {
             Self::Genesis { origin, schema, previous_checkpoint, verifier_key } => {
@@ -391,10 +414,15 @@ impl Body {
                 writer.bytes_or_null(digest(&sealed.trace).as_ref().map(<[u8; 32]>::as_slice));
                 writer.uint(sealed.queued_us).uint(sealed.prefill_us).uint(sealed.decode_us);
                 writer.uint(sealed.coverage.bits());
+                if version >= EntryVersion::V3 {
+                    writer.bytes_or_null(sealed.replay.as_ref().map(<[u8; 32]>::as_slice));
+                }
             }
             Self::Incident(incident) => incident.encode(writer),
             Self::Fault(fault) => fault.encode(writer),
             Self::Audit(audit) => audit.encode(writer),
+            Self::Replay(replay) => replay.encode(writer),
+            Self::IncidentState(state) => state.encode(writer),
             Self::Recovered { entries_discarded, bytes_discarded } => {
                 writer.uint(0).uint(*entries_discarded).uint(*bytes_discarded);
             }
@@ -411,14 +439,16 @@ impl Body {
                 verifier_key: short_text(reader, "verifier key")?,
             },
             1 => Self::Opened(decode_opened(version, reader)?),
-            2 => Self::Sealed(decode_sealed(reader)?),
-            5 => Self::Incident(Incident::decode(reader)?),
+            2 => Self::Sealed(decode_sealed(version, reader)?),
+            5 => Self::Incident(Incident::decode(version, reader)?),
             6 if version >= EntryVersion::V2 => Self::Fault(EngineFault::decode(reader)?),
             7 if version >= EntryVersion::V2 => Self::Audit(IsolationAudit::decode(reader)?),
             8 => {
                 exactly(reader, 0, "code")?;
                 Self::Recovered { entries_discarded: reader.uint()?, bytes_discarded: reader.uint()? }
             }
+            9 if version >= EntryVersion::V3 => Self::Replay(Replay::decode(reader)?),
+            10 if version >= EntryVersion::V3 => Self::IncidentState(IncidentState::decode(reader)?),
             11 => Self::Heartbeat,
             kind => return Err(DecodeError::Kind { kind }),
         })
@@ -435,7 +465,7 @@ fn decode_opened(version: EntryVersion, reader: &mut Reader<'_>) -> Result<Opene
         model: Digest(reader.fixed("model")?),
         fingerprint: match version {
             EntryVersion::V1 => None,
-            EntryVersion::V2 => Some(Digest(reader.fixed("fingerprint")?)),
+            EntryVersion::V2 | EntryVersion::V3 => Some(Digest(reader.fixed("fingerprint")?)),
         },
         build: Digest(reader.fixed("build")?),
         stream: match reader.uint()? {
@@ -448,7 +478,7 @@ fn decode_opened(version: EntryVersion, reader: &mut Reader<'_>) -> Result<Opene
     Ok(opened)
 }
 
-fn decode_sealed(reader: &mut Reader<'_>) -> Result<Sealing, DecodeError> {
+fn decode_sealed(version: EntryVersion, reader: &mut Reader<'_>) -> Result<Sealing, DecodeError> {
     Ok(Sealing {
         request: RequestId::from_bytes(reader.fixed("request id")?),
         opened_index: reader.uint()?,
@@ -466,6 +496,10 @@ fn decode_sealed(reader: &mut Reader<'_>) -> Result<Sealing, DecodeError> {
         prefill_us: reader.uint()?,
         decode_us: reader.uint()?,
         coverage: Coverage::from_bits(reader.uint()?).ok_or(DecodeError::Range { field: "coverage" })?,
+        replay: match version {
+            EntryVersion::V1 | EntryVersion::V2 => None,
+            EntryVersion::V3 => digest_or_null(reader, "replay")?.map(|digest| digest.0),
+        },
     })
 }
 
@@ -475,13 +509,13 @@ impl Entry {
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::new();
         let head = &self.head;
-        writer.array(HEAD_FIELDS + self.body.fields()).uint(head.version as u64).uint(self.body.kind());
+        writer.array(HEAD_FIELDS + self.body.fields(head.version)).uint(head.version as u64).uint(self.body.kind());
         writer.bytes(&head.uuid).bytes(&head.blind).bytes(&head.boot).uint(head.wall_us).uint(head.mono_us);
         match &head.tenant {
             Some(link) => writer.bytes(&link.tenant).uint(link.number).bytes(&link.previous.0),
             None => writer.null().uint(0).bytes(&[0; 32]),
         };
-        self.body.encode(&mut writer);
+        self.body.encode(head.version, &mut writer);
         writer.finish()
     }
 
@@ -508,7 +542,7 @@ impl Entry {
         let tenant = tenant.map(|tenant| TenantLink { tenant, number, previous });
         let body = Body::decode(version, kind, &mut reader)?;
         reader.end()?;
-        if fields != HEAD_FIELDS + body.fields() {
+        if fields != HEAD_FIELDS + body.fields(version) {
             return Err(DecodeError::Range { field: "number of fields" });
         }
         Ok(Self { head: Head { version, uuid, blind, boot, wall_us, mono_us, tenant }, body })

@@ -1,7 +1,7 @@
 //! What goes wrong with a request, as entries: an isolation fault, and a failure of the engine that is none.
 
 use crate::cbor::{DecodeError, Reader, Writer};
-use crate::entry::{TenantRef, exactly, numbered};
+use crate::entry::{EntryVersion, TenantRef, exactly, numbered};
 use policies_domain::{Digest, RequestId};
 
 /// An isolation fault, detected.
@@ -35,9 +35,14 @@ impl Incident {
         if self.bytes_released > 0 { 3 } else { 2 }
     }
 
-    /// Numbered alike in `stage` (pre-release, at-release) and `action` (blocked, truncated).
-    fn after_release(&self) -> u64 {
-        u64::from(self.bytes_released > 0)
+    /// Numbered alike in `stage` (pre-release, at-release, post-release) and `action` (blocked, truncated, none): what is
+    /// computed again after it had left is not truncated any more.
+    fn stage(&self) -> u64 {
+        match (self.bytes_released > 0, self.class) {
+            (false, _) => 0,
+            (true, IncidentClass::Replay) => 2,
+            (true, _) => 1,
+        }
     }
 
     pub(crate) fn encode(&self, writer: &mut Writer) {
@@ -48,16 +53,16 @@ impl Incident {
             };
         };
         writer.bytes(&self.incident).uint(0).null().uint(0).uint(self.class as u64);
-        writer.uint(self.severity()).uint(self.after_release()).uint(self.bytes_released);
+        writer.uint(self.severity()).uint(self.stage()).uint(self.bytes_released);
         number(writer, self.step);
         number(writer, self.page);
         number(writer, self.generation);
         writer.bytes(&self.request.bytes()).uint(self.opened_index).bytes(&self.opened_leaf.0);
         writer.bytes_or_null(self.victim.as_ref().map(<[u8; 16]>::as_slice));
-        writer.uint(self.after_release());
+        writer.uint(self.stage());
     }
 
-    pub(crate) fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+    pub(crate) fn decode(version: EntryVersion, reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let id = reader.fixed("incident")?;
         exactly(reader, 0, "sequence")?;
         if !reader.null() {
@@ -65,6 +70,9 @@ impl Incident {
         }
         exactly(reader, 0, "state")?;
         let class = numbered(&IncidentClass::ALL, reader.uint()?, "class")?;
+        if class == IncidentClass::Replay && version < EntryVersion::V3 {
+            return Err(DecodeError::Range { field: "class" });
+        }
         let (severity, stage, bytes_released) = (reader.uint()?, reader.uint()?, reader.uint()?);
         let number = |reader: &mut Reader<'_>, field| match reader.null() {
             true => Ok(None),
@@ -86,8 +94,8 @@ impl Incident {
             },
         };
         let action = reader.uint()?;
-        let after = incident.after_release();
-        if severity != incident.severity() || stage != after || action != after {
+        let wanted = incident.stage();
+        if severity != incident.severity() || stage != wanted || action != wanted {
             return Err(DecodeError::Range { field: "severity, stage or action" });
         }
         Ok(incident)
@@ -121,10 +129,12 @@ pub enum IncidentClass {
     GatewayTask = 10,
     /// A piece of an answer was wrong when it came to the connection's writer.
     ClientSocket = 11,
+    /// Computed again alone, the answer has other bits.
+    Replay = 12,
 }
 
 impl IncidentClass {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::ForeignPage,
         Self::UnlabelledPage,
         Self::Generation,
@@ -137,6 +147,7 @@ impl IncidentClass {
         Self::EngineOutput,
         Self::GatewayTask,
         Self::ClientSocket,
+        Self::Replay,
     ];
 }
 

@@ -24,6 +24,9 @@ pub enum Violation {
         /// The reader's clearance.
         wanted: Label,
     },
+    /// Computed again alone, the answer has other tokens, or other logits.
+    #[error("computed again alone, the answer has other bits")]
+    Replay,
     /// The engine computed the step for another request.
     #[error("step {step} was computed for request `{held}`, not for `{wanted}`")]
     RequestMismatch {

@@ -10,19 +10,23 @@ mod disclosure;
 mod entry;
 mod fault;
 mod gate;
+mod incident_state;
 mod isolation_audit;
 mod released;
+mod replay;
 mod trace;
 
 pub use cbor::DecodeError;
 pub use commitment::{ChunkChain, Commitment, Field, Salt};
-pub use disclosure::{Disclosure, Openings};
+pub use disclosure::{Disclosure, DisclosureVersion, Openings};
 pub use entry::{
     Body, Coverage, ENTRY_BYTES_MAX, Entry, EntryVersion, Handover, Head, Opened, SCHEMA, SealReason, Sealing,
     TenantLink, TenantRef, determining_digest,
 };
 pub use fault::{EngineFault, EngineFaultClass, Incident, IncidentClass};
 pub use gate::{Gate, Leg, PageCounts, Violation};
+pub use incident_state::{ActorRef, Containment, IncidentLife, IncidentMoveError, IncidentStage, IncidentState};
 pub use isolation_audit::{AuditVerdict, IsolationAudit};
 pub use released::{Released, ReleasedSteps};
+pub use replay::{Replay, ReplayOutcome, ReplayTime};
 pub use trace::{ChunkRun, ChunkRuns, PageClass, PageRecord, PageRun, TRACE_RUNS_MAX, Trace};

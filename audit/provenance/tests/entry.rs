@@ -2,9 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use audit_provenance::{
-    AuditVerdict, Body, ChunkChain, ChunkRun, ChunkRuns, Commitment, Coverage, DecodeError, Disclosure,
-    ENTRY_BYTES_MAX, EngineFault, EngineFaultClass, Entry, EntryVersion, Field, Handover, Head, Incident,
-    IncidentClass, IsolationAudit, Opened, Openings, PageCounts, SCHEMA, SealReason, Sealing, TenantLink, Trace,
+    AuditVerdict, Body, ChunkChain, ChunkRun, ChunkRuns, Commitment, Containment, Coverage, DecodeError, Disclosure,
+    DisclosureVersion, ENTRY_BYTES_MAX, EngineFault, EngineFaultClass, Entry, EntryVersion, Field, Handover, Head,
+    Incident, IncidentClass, IncidentLife, IncidentMoveError, IncidentStage, IncidentState, IsolationAudit, Opened,
+    Openings, PageCounts, Replay, ReplayOutcome, ReplayTime, SCHEMA, SealReason, Sealing, TenantLink, Trace,
 };
 use policies_domain::{Digest, RequestId};
 use proptest::prelude::*;
@@ -52,6 +53,7 @@ fn entries() -> Vec<Entry> {
         prefill_us: 4_294_967_296,
         decode_us: u64::MAX,
         coverage: Coverage { label_gate: true, kernel_tags: true, handover: Handover::None },
+        replay: Some([19; 32]),
     };
     let crashed = Sealing {
         reason: SealReason::Crash,
@@ -59,6 +61,7 @@ fn entries() -> Vec<Entry> {
         chain: None,
         trace: None,
         coverage: Coverage::default(),
+        replay: None,
         ..sealed.clone()
     };
     let incident = Incident {
@@ -73,6 +76,7 @@ fn entries() -> Vec<Entry> {
         opened_leaf: Digest([10; 32]),
         victim: Some([15; 16]),
     };
+    let replayed = Incident { class: IncidentClass::Replay, bytes_released: 99, ..incident.clone() };
     let late = Incident {
         class: IncidentClass::Tag,
         bytes_released: 99,
@@ -109,12 +113,46 @@ fn entries() -> Vec<Entry> {
         Entry { head: head(true), body: Body::Sealed(crashed) },
         Entry { head: head(true), body: Body::Incident(incident) },
         Entry { head: head(true), body: Body::Incident(late) },
+        Entry { head: head(true), body: Body::Incident(replayed) },
         Entry { head: head(true), body: Body::Fault(fault(EngineFaultClass::NotANumber)) },
         Entry { head: head(true), body: Body::Fault(fault(EngineFaultClass::Internal)) },
         Entry { head: head(true), body: Body::Audit(audit) },
         Entry { head: head(false), body: Body::Recovered { entries_discarded: 3, bytes_discarded: 1_234 } },
+        Entry { head: head(true), body: Body::Replay(replay(ReplayOutcome::Same, None)) },
+        Entry { head: head(true), body: Body::Replay(replay(ReplayOutcome::Different, Some(198))) },
+        Entry { head: head(true), body: Body::IncidentState(moved(IncidentStage::Contained)) },
+        Entry { head: head(true), body: Body::IncidentState(moved(IncidentStage::Resolved)) },
         Entry { head: head(false), body: Body::Heartbeat },
     ]
+}
+
+fn replay(outcome: ReplayOutcome, first_difference: Option<u64>) -> Replay {
+    Replay {
+        request: RequestId::from_bytes([1; 16]),
+        sealed_index: 24,
+        sealed_leaf: Digest([20; 32]),
+        outcome,
+        tokens: 200,
+        first_difference,
+        when: if first_difference.is_some() { ReplayTime::BeforeRelease } else { ReplayTime::AfterRelease },
+        cpu_us: 1_234_567,
+    }
+}
+
+/// An incident's second entry; what closes it has two persons and evidence.
+fn moved(state: IncidentStage) -> IncidentState {
+    let person = |person| state.is_closed().then_some([person; 16]);
+    IncidentState {
+        incident: [14; 16],
+        sequence: 1,
+        previous: Digest([21; 32]),
+        state,
+        actor: person(22),
+        second: person(23),
+        evidence: state.is_closed().then_some(Digest([24; 32])),
+        action: if state.is_closed() { Containment::None } else { Containment::RequestEnded },
+        notice: None,
+    }
 }
 
 /// Compares with a stored file, which nobody changes: other bytes are another version of the format.
@@ -166,7 +204,54 @@ fn entries_of_version_1_are_read_as_they_were() {
             Body::Fault(_) => assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind: 6 })),
             Body::Audit(_) => assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind: 7 })),
             Body::Opened(_) => assert!(Entry::decode(&older.encode()).is_err(), "a fingerprint in version 1"),
+            Body::Sealed(sealed) => {
+                let read = Entry::decode(&older.encode()).unwrap();
+                assert_eq!(read.body, Body::Sealed(Sealing { replay: None, ..sealed }));
+            }
+            Body::Incident(Incident { class: IncidentClass::Replay, .. }) => {
+                assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Range { field: "class" }));
+            }
+            Body::Replay(_) => assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind: 9 })),
+            Body::IncidentState(_) => assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind: 10 })),
             _ => assert_eq!(Entry::decode(&older.encode()), Ok(older)),
+        }
+    }
+}
+
+/// As version 2 had them.
+#[test]
+fn entries_of_version_2_are_read_as_they_were() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/audit/entries-v2.txt");
+    let mut count = 0;
+    for line in std::fs::read_to_string(path).unwrap().lines() {
+        let (name, hex) = line.split_once(' ').unwrap();
+        let bytes: Vec<u8> =
+            (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
+        let mut entry = Entry::decode(&bytes).unwrap();
+        assert_eq!((entry.body.name(), entry.head.version), (name, EntryVersion::V2));
+        assert_eq!(entry.encode(), bytes);
+        // Under the newer number the same fields are none, where the newer has one more.
+        let mut newer = bytes.clone();
+        newer[bytes.iter().position(|byte| *byte == 2).unwrap()] = 3;
+        let read = Entry::decode(&newer);
+        entry.head.version = EntryVersion::V3;
+        match &entry.body {
+            Body::Sealed(sealed) => assert!(sealed.replay.is_none() && read.is_err()),
+            _ => assert_eq!(read, Ok(entry)),
+        }
+        count += 1;
+    }
+    assert_eq!(count, 11);
+    for entry in entries() {
+        let head = Head { version: EntryVersion::V2, ..entry.head.clone() };
+        let older = Entry { head, body: entry.body.clone() }.encode();
+        match entry.body {
+            Body::Incident(Incident { class: IncidentClass::Replay, .. }) => {
+                assert_eq!(Entry::decode(&older), Err(DecodeError::Range { field: "class" }));
+            }
+            Body::Replay(_) => assert_eq!(Entry::decode(&older), Err(DecodeError::Kind { kind: 9 })),
+            Body::IncidentState(_) => assert_eq!(Entry::decode(&older), Err(DecodeError::Kind { kind: 10 })),
+            _ => assert!(Entry::decode(&older).is_ok()),
         }
     }
 }
@@ -192,14 +277,18 @@ fn each_version_has_the_schema_that_it_always_had() {
     assert!(EntryVersion::V2.knows_schema(EntryVersion::V2.schema_digest()));
     assert!(!EntryVersion::V2.knows_schema(EntryVersion::V1.schema_digest()));
     assert!(!EntryVersion::V2.knows_schema(Digest([7; 32])));
-    assert!(SCHEMA.contains("version: 2,"));
+    let v2 = "502eb164c9151993c8b2c11af197d04dec870558e48eaed8543616bfc841f1e7";
+    assert_eq!(EntryVersion::V2.schema_digest().to_string(), v2);
+    assert!(EntryVersion::V3.knows_schema(EntryVersion::CURRENT.schema_digest()));
+    assert!(!EntryVersion::V3.knows_schema(EntryVersion::V2.schema_digest()));
+    assert!(SCHEMA.contains("version: 3,"));
 }
 
 #[test]
 fn commitments_and_chains_have_the_values_that_they_always_had() {
     let hex = |bytes: [u8; 32]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let mut lines = String::new();
-    for field in [Field::Request, Field::Tenant, Field::Response, Field::Chunks] {
+    for field in [Field::Request, Field::Tenant, Field::Response, Field::Chunks, Field::Replay] {
         lines.push_str(&format!("{} {}\n", field.name(), hex(Commitment::of(field, &[1; 32], b"yes"))));
     }
     let mut chain = ChunkChain::new(&[1; 32], &[2; 32]);
@@ -243,13 +332,13 @@ fn no_other_bytes_are_read() {
 #[test]
 fn unknown_versions_kinds_and_longer_forms_are_refused() {
     let bytes = entries().last().unwrap().encode();
-    assert_eq!((bytes[0], bytes[1], bytes[2]), (0x8a, 2, 11));
+    assert_eq!((bytes[0], bytes[1], bytes[2]), (0x8a, 3, 11));
     let with = |position: usize, value: &[u8]| {
         let mut changed = bytes.clone();
         changed.splice(position..=position, value.iter().copied());
         Entry::decode(&changed).unwrap_err()
     };
-    assert_eq!(with(1, &[3]), DecodeError::Version { version: 3 });
+    assert_eq!(with(1, &[4]), DecodeError::Version { version: 4 });
     assert_eq!(with(1, &[0]), DecodeError::Version { version: 0 });
     assert_eq!(with(2, &[3]), DecodeError::Kind { kind: 3 });
     assert!(matches!(with(2, &[0x18, 11]), DecodeError::NotDeterministic { .. }));
@@ -264,9 +353,16 @@ fn unknown_versions_kinds_and_longer_forms_are_refused() {
 
 #[test]
 fn disclosures_are_read_in_their_one_form() {
-    let openings =
-        Openings { tenant_name: "acme".into(), request: [1; 32], tenant: [2; 32], response: [3; 32], chunks: [4; 32] };
+    let openings = Openings {
+        tenant_name: "acme".into(),
+        request: [1; 32],
+        tenant: [2; 32],
+        response: [3; 32],
+        chunks: [4; 32],
+        replay: Some([7; 32]),
+    };
     let disclosure = Disclosure {
+        version: DisclosureVersion::CURRENT,
         sealed: entries()[2].encode(),
         opened: entries()[1].encode(),
         opened_index: 23,
@@ -284,8 +380,21 @@ fn disclosures_are_read_in_their_one_form() {
     assert_eq!(Disclosure::decode(&long.encode()), Err(DecodeError::Range { field: "opened proof" }));
     let huge = Disclosure { sealed: vec![0; ENTRY_BYTES_MAX + 1], ..disclosure.clone() };
     assert!(matches!(Disclosure::decode(&huge.encode()), Err(DecodeError::TooLong { .. })));
-    let bare = Disclosure { openings: None, trace: None, ..disclosure };
+    let bare = Disclosure { openings: None, trace: None, ..disclosure.clone() };
+    assert_eq!(Disclosure::decode(&bare.encode()), Ok(bare.clone()));
+    // As receipts of version 1 have it: without the last salt, and never with it.
+    let openings = disclosure.openings.clone().map(|openings| Openings { replay: None, ..openings });
+    let older = Disclosure { version: DisclosureVersion::V1, openings, ..disclosure.clone() };
+    assert_eq!(Disclosure::decode(&older.encode()), Ok(older.clone()));
+    let bare = Disclosure { version: DisclosureVersion::V1, ..bare };
     assert_eq!(Disclosure::decode(&bare.encode()), Ok(bare));
+    let without = Disclosure { version: DisclosureVersion::V2, ..older.clone() };
+    assert_eq!(Disclosure::decode(&without.encode()), Ok(without.clone()), "no digest was sealed");
+    let (mut mixed, mut other) = (older.encode(), without.encode());
+    std::mem::swap(&mut mixed[1], &mut other[1]);
+    for mixed in [mixed, other] {
+        assert_eq!(Disclosure::decode(&mixed), Err(DecodeError::Range { field: "openings" }));
+    }
 }
 
 #[test]
@@ -358,4 +467,71 @@ fn strengths_of_probabilities_are_bounded_and_never_round_to_more() {
     let strength = IsolationAudit::strength;
     assert_eq!([strength(1.0), strength(0.01), strength(1e-8), strength(0.0099)], [0, 2_000, 8_000, 2_004]);
     assert_eq!([strength(0.0), strength(f64::NAN), strength(2.0), strength(-1.0)], [1_000_000, 0, 0, 0]);
+}
+
+#[test]
+fn a_replay_says_where_tokens_differ_and_nowhere_else() {
+    let read = |outcome, place| {
+        Entry::decode(&Entry { head: head(true), body: Body::Replay(replay(outcome, place)) }.encode())
+    };
+    let refused = Err(DecodeError::Range { field: "first difference" });
+    assert!(read(ReplayOutcome::Different, None).is_ok(), "logits may differ where no token does");
+    assert!(read(ReplayOutcome::Different, Some(199)).is_ok());
+    assert_eq!(read(ReplayOutcome::Different, Some(200)), refused);
+    assert_eq!(read(ReplayOutcome::Same, Some(0)), refused);
+    assert_eq!(read(ReplayOutcome::NotDone, Some(0)), refused);
+}
+
+#[test]
+fn what_closes_an_incident_takes_two_persons_and_evidence() {
+    let read = |change: &dyn Fn(&mut IncidentState), stage| {
+        let mut state = moved(stage);
+        change(&mut state);
+        Entry::decode(&Entry { head: head(true), body: Body::IncidentState(state) }.encode()).is_ok()
+    };
+    for stage in [IncidentStage::Resolved, IncidentStage::FalsePositive] {
+        assert!(read(&|_| {}, stage));
+        assert!(!read(&|state| state.second = None, stage));
+        assert!(!read(&|state| state.actor = None, stage));
+        assert!(!read(&|state| state.second = state.actor, stage));
+        assert!(!read(&|state| state.evidence = None, stage));
+        assert!(!read(&|state| state.notice = Some(Digest([1; 32])), stage));
+    }
+    assert!(read(&|_| {}, IncidentStage::Triaged));
+    assert!(!read(&|state| state.sequence = 0, IncidentStage::Triaged));
+    assert!(!read(&|state| state.second = Some([1; 16]), IncidentStage::Triaged), "a second person without a first");
+    assert!(read(&|state| state.notice = Some(Digest([1; 32])), IncidentStage::Notified));
+    assert!(!read(&|_| {}, IncidentStage::Detected));
+}
+
+#[test]
+fn what_is_closed_is_reopened_and_nothing_else() {
+    let all = [
+        IncidentStage::Contained,
+        IncidentStage::Triaged,
+        IncidentStage::Notified,
+        IncidentStage::Resolved,
+        IncidentStage::FalsePositive,
+        IncidentStage::Reopened,
+    ];
+    for from in all.into_iter().chain([IncidentStage::Detected]) {
+        let life = IncidentLife { stage: from, sequence: 4, leaf: Digest([30; 32]) };
+        for to in all {
+            let state = IncidentState { sequence: 5, previous: life.leaf, ..moved(to) };
+            let after = life.after(&state, Digest([31; 32]));
+            match from.is_closed() == (to == IncidentStage::Reopened) {
+                true => assert_eq!(after, Ok(IncidentLife { stage: to, sequence: 5, leaf: Digest([31; 32]) })),
+                false => assert_eq!(after, Err(IncidentMoveError::Forbidden { from, to })),
+            }
+        }
+    }
+    let life = IncidentLife::detected(Digest([30; 32]));
+    let right = IncidentState { previous: life.leaf, ..moved(IncidentStage::Contained) };
+    let after = |state: IncidentState| life.after(&state, Digest([31; 32]));
+    assert!(after(right.clone()).is_ok());
+    let sequence = IncidentMoveError::Sequence { held: 2, wanted: 1 };
+    assert_eq!(after(IncidentState { sequence: 2, ..right.clone() }), Err(sequence));
+    assert_eq!(after(IncidentState { previous: Digest([29; 32]), ..right.clone() }), Err(IncidentMoveError::Previous));
+    let alone = IncidentState { previous: life.leaf, second: None, ..moved(IncidentStage::Resolved) };
+    assert_eq!(after(alone), Err(IncidentMoveError::Form));
 }

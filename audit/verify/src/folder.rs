@@ -2,7 +2,10 @@
 
 use crate::file::read_file;
 use crate::witnesses::{WitnessRefusal, Witnessed, Witnesses};
-use audit_provenance::{Body, DecodeError, ENTRY_BYTES_MAX, Entry, EntryVersion, SealReason, TenantRef};
+use audit_provenance::{
+    Body, DecodeError, ENTRY_BYTES_MAX, Entry, EntryVersion, IncidentClass, IncidentLife, IncidentMoveError, Replay,
+    ReplayOutcome, SealReason, TenantRef,
+};
 use audit_tlog::{
     BundleError, CHECKPOINT_BYTES_MAX, Checkpoint, CheckpointError, Edge, Hash, TILE_WIDTH, TilePath, VerifierKey,
     leaf_hash, parse_bundle,
@@ -25,6 +28,10 @@ pub struct LogReport {
     pub reasons: BTreeMap<&'static str, u64>,
     /// What probes said of the isolation between tenants, by verdict.
     pub audits: BTreeMap<&'static str, u64>,
+    /// What came of computing responses again, by outcome.
+    pub replays: BTreeMap<&'static str, u64>,
+    /// Incidents by where they stand.
+    pub incidents: BTreeMap<&'static str, u64>,
     /// Tenants with entries.
     pub tenants: u64,
     /// Requests without a sealed entry: in flight when the checkpoint was made.
@@ -150,6 +157,27 @@ pub enum LogRefusal {
         /// Its index.
         index: u64,
     },
+    /// A replay of a response that is not sealed, is another one, was replayed before or has no digest; or its incident and
+    /// its outcome do not agree.
+    #[error("entry {index}: the replay does not agree with the response or with its incidents")]
+    Replay {
+        /// Its index.
+        index: u64,
+    },
+    /// An incident moves where it may not.
+    #[error("entry {index}: {source}")]
+    IncidentMove {
+        /// Its index.
+        index: u64,
+        /// Why not.
+        source: IncidentMoveError,
+    },
+    /// A state of an incident that was never detected, or twice one of the same id, or in another tenant's chain.
+    #[error("entry {index} belongs to no incident, or to one of another tenant")]
+    NoIncident {
+        /// Its index.
+        index: u64,
+    },
     /// A page of another tenant was read, and the response was not stopped.
     #[error("entry {index}: {foreign} foreign pages were read and the response was not stopped")]
     Pages {
@@ -173,7 +201,8 @@ impl LogRefusal {
             Self::Entry { .. } | Self::Genesis { .. } | Self::Version { .. } => "entries",
             Self::TenantNumber { .. } | Self::TenantLink { .. } | Self::NoTenant { .. } => "tenants",
             Self::OpenedTwice { .. } | Self::Pairing { .. } => "pairing",
-            Self::Incident { .. } => "incidents",
+            Self::Incident { .. } | Self::IncidentMove { .. } | Self::NoIncident { .. } => "incidents",
+            Self::Replay { .. } => "replays",
             Self::Fault { .. } => "faults",
             Self::Pages { .. } => "pages",
         }
@@ -273,6 +302,7 @@ struct Story<'a> {
     version: EntryVersion,
     tenants: HashMap<TenantRef, (u64, Digest)>,
     requests: HashMap<RequestId, Request>,
+    incidents: HashMap<[u8; 16], (TenantRef, IncidentLife)>,
     report: LogReport,
 }
 
@@ -281,7 +311,27 @@ struct Request {
     opened: (u64, Digest),
     incidents: u64,
     faults: u64,
-    sealed: bool,
+    sealed: Option<SealedAt>,
+    /// A replay of it came out different.
+    differs: bool,
+    replayed: bool,
+}
+
+#[derive(Clone, Copy)]
+struct SealedAt {
+    index: u64,
+    leaf: Digest,
+    has_replay_digest: bool,
+}
+
+impl Request {
+    fn opened(tenant: TenantRef, opened: (u64, Digest)) -> Self {
+        Self { tenant, opened, incidents: 0, faults: 0, sealed: None, differs: false, replayed: false }
+    }
+
+    fn is(&self, tenant: TenantRef, opened: (u64, Digest)) -> bool {
+        self.tenant == tenant && self.opened == opened
+    }
 }
 
 impl<'a> Story<'a> {
@@ -292,12 +342,15 @@ impl<'a> Story<'a> {
             kinds: BTreeMap::new(),
             reasons: BTreeMap::new(),
             audits: BTreeMap::new(),
+            replays: BTreeMap::new(),
+            incidents: BTreeMap::new(),
             tenants: 0,
             unsealed: 0,
             pages: [0; 3],
             wall_us: (0, 0),
         };
-        Self { key, version: EntryVersion::V1, tenants: HashMap::new(), requests: HashMap::new(), report }
+        let (tenants, requests, incidents) = Default::default();
+        Self { key, version: EntryVersion::V1, tenants, requests, incidents, report }
     }
 
     fn entry(&mut self, index: u64, leaf: Hash, entry: &Entry) -> Result<(), LogRefusal> {
@@ -332,14 +385,25 @@ impl<'a> Story<'a> {
             _ if index == 0 => return Err(LogRefusal::Genesis { index }),
             Body::Opened(_) => {
                 let request = RequestId::from_bytes(entry.head.uuid);
-                let new = Request { tenant: tenant?, opened: (index, leaf), incidents: 0, faults: 0, sealed: false };
+                let new = Request::opened(tenant?, (index, leaf));
                 if self.requests.insert(request, new).is_some() {
                     return Err(LogRefusal::OpenedTwice { index, request });
                 }
             }
             Body::Incident(incident) => {
-                let opened = (incident.opened_index, incident.opened_leaf);
-                self.open_request(index, tenant?, incident.request, opened)?.incidents += 1;
+                let (tenant, opened) = (tenant?, (incident.opened_index, incident.opened_leaf));
+                let replay = incident.class == IncidentClass::Replay;
+                let request = match self.requests.get_mut(&incident.request) {
+                    // What is computed again is found to differ when it is sealed, or before any of it left.
+                    Some(request) if replay && request.sealed.is_some() && request.is(tenant, opened) => request,
+                    _ => self.open_request(index, tenant, incident.request, opened)?,
+                };
+                request.differs |= replay;
+                request.incidents += 1;
+                let life = (tenant, IncidentLife::detected(leaf));
+                if self.incidents.insert(incident.incident, life).is_some() {
+                    return Err(LogRefusal::NoIncident { index });
+                }
             }
             Body::Fault(fault) => {
                 let opened = (fault.opened_index, fault.opened_leaf);
@@ -348,7 +412,8 @@ impl<'a> Story<'a> {
             Body::Sealed(sealed) => {
                 let opened = (sealed.opened_index, sealed.opened_leaf);
                 let request = self.open_request(index, tenant?, sealed.request, opened)?;
-                request.sealed = true;
+                let has_replay_digest = sealed.replay.is_some();
+                request.sealed = Some(SealedAt { index, leaf, has_replay_digest });
                 let stopped = sealed.reason == SealReason::Isolation;
                 // A crash may come between an incident and the end of its request.
                 if stopped != (request.incidents > 0) && sealed.reason != SealReason::Crash {
@@ -370,8 +435,35 @@ impl<'a> Story<'a> {
                 tenant?;
                 *self.report.audits.entry(audit.verdict.as_str()).or_default() += 1;
             }
+            Body::Replay(replay) => self.replay(index, tenant?, replay)?,
+            Body::IncidentState(state) => {
+                let known = self
+                    .incidents
+                    .get_mut(&state.incident)
+                    .filter(|(of, _)| tenant.as_ref().is_ok_and(|tenant| tenant == of));
+                let (_, life) = known.ok_or(LogRefusal::NoIncident { index })?;
+                *life = life.after(state, leaf).map_err(|source| LogRefusal::IncidentMove { index, source })?;
+            }
             Body::Recovered { .. } | Body::Heartbeat => {}
         }
+        Ok(())
+    }
+
+    /// One of each response at most, behind its end; and what came out different has its incident.
+    fn replay(&mut self, index: u64, tenant: TenantRef, replay: &Replay) -> Result<(), LogRefusal> {
+        let wrong = LogRefusal::Replay { index };
+        let Some(request) = self.requests.get_mut(&replay.request).filter(|request| request.tenant == tenant) else {
+            return Err(wrong);
+        };
+        let Some(sealed) = request.sealed else { return Err(wrong) };
+        let is_of = (sealed.index, sealed.leaf) == (replay.sealed_index, replay.sealed_leaf);
+        let done = replay.outcome != ReplayOutcome::NotDone;
+        let differs = replay.outcome == ReplayOutcome::Different;
+        if !is_of || request.replayed || done && !sealed.has_replay_digest || differs != request.differs {
+            return Err(wrong);
+        }
+        request.replayed = true;
+        *self.report.replays.entry(replay.outcome.as_str()).or_default() += 1;
         Ok(())
     }
 
@@ -384,13 +476,16 @@ impl<'a> Story<'a> {
     ) -> Result<&mut Request, LogRefusal> {
         self.requests
             .get_mut(&request)
-            .filter(|request| !request.sealed && request.tenant == tenant && request.opened == opened)
+            .filter(|request| request.sealed.is_none() && request.is(tenant, opened))
             .ok_or(LogRefusal::Pairing { index })
     }
 
     fn report(mut self) -> LogReport {
         self.report.tenants = self.tenants.len() as u64;
-        self.report.unsealed = self.requests.values().filter(|request| !request.sealed).count() as u64;
+        self.report.unsealed = self.requests.values().filter(|request| request.sealed.is_none()).count() as u64;
+        for (_, life) in self.incidents.values() {
+            *self.report.incidents.entry(life.stage.as_str()).or_default() += 1;
+        }
         self.report
     }
 }

@@ -10,8 +10,9 @@ mod receipt;
 mod response;
 mod witnesses;
 
+pub use audit_tlog::VerifierKey;
 pub use file::read_file;
 pub use folder::{LogRefusal, LogReport, check_log};
-pub use receipt::{Evidence, ReceiptRefusal, ReceiptReport, Unchecked, check_receipt};
+pub use receipt::{Evidence, ReceiptRefusal, ReceiptReport, ReplayAnswer, Unchecked, check_receipt};
 pub use response::{PayloadError, RESPONSE_BYTES_MAX, payloads};
 pub use witnesses::{WitnessRefusal, Witnessed, Witnesses, WitnessesError};

@@ -76,6 +76,7 @@ fn unchecked(part: Unchecked) -> &'static str {
         Unchecked::Request => "request commitment: give --request FILE",
         Unchecked::Response => "response commitment: give --response FILE",
         Unchecked::Chunks => "chunk chain: it takes --response FILE and a receipt with a trace",
+        Unchecked::Replay => "the answer's bits: `bulkhead audit replay` computes them again, with the model",
     }
 }
 
@@ -197,10 +198,16 @@ pub(crate) fn log(report: &LogReport, key: &GivenKey) -> String {
     if !report.audits.is_empty() {
         lines.line("audits", format_args!("{}, as the tenants say that made them", counts(&report.audits)));
     }
+    if !report.replays.is_empty() {
+        lines.line("replays", counts(&report.replays));
+    }
+    if !report.incidents.is_empty() {
+        lines.line("incidents", counts(&report.incidents));
+    }
     let [own, public, foreign] = report.pages;
     lines.line("pages", format_args!("{own} own, {public} public, {foreign} foreign"));
     let witnesses = if report.witnessed.is_some() { "witnesses, " } else { "" };
-    let checked = "tiles, root, entries, tenants, pairing, incidents, faults, pages";
+    let checked = "tiles, root, entries, tenants, pairing, incidents, faults, replays, pages";
     lines.line("checked", format_args!("signature, {witnesses}{checked}"));
     lines.0
 }
@@ -220,6 +227,8 @@ pub(crate) fn log_json(report: &LogReport, key: &GivenKey) -> String {
         "responses": report.reasons,
         "unsealed": report.unsealed,
         "audits": report.audits,
+        "replays": report.replays,
+        "incidents": report.incidents,
         "tenants": report.tenants,
         "pages": {"own": own, "public": public, "foreign": foreign},
         "first_us": report.wall_us.0,

@@ -4,7 +4,7 @@
 use crate::response::{PayloadError, payloads};
 use crate::witnesses::{WitnessRefusal, Witnessed, Witnesses};
 use audit_provenance::{
-    Body, ChunkChain, Commitment, DecodeError, Disclosure, Entry, Field, Opened, Openings, PageClass, PageCounts,
+    Body, ChunkChain, Commitment, DecodeError, Disclosure, Entry, Field, Opened, Openings, PageClass, PageCounts, Salt,
     SealReason, Sealing, TenantLink, Trace,
 };
 use audit_tlog::{
@@ -56,6 +56,8 @@ pub struct ReceiptReport {
     pub sealed: Sealing,
     /// The trace, when the receipt holds it.
     pub trace: Option<Trace>,
+    /// The salt of the replay digest, when the receipt holds it.
+    pub replay_salt: Option<Salt>,
     /// Names of the checks that passed, in order.
     pub passed: Vec<&'static str>,
     /// What could not be checked. A change there is not noticed.
@@ -75,6 +77,34 @@ pub enum Unchecked {
     Response,
     /// The chunk chain, and its salt: it takes the response and the trace.
     Chunks,
+    /// The commitment of the replay digest, and its salt: it takes the model.
+    Replay,
+}
+
+/// What a replay digest says of a receipt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplayAnswer {
+    /// It is the one that was sealed.
+    Same,
+    /// It is not.
+    Different,
+    /// The response was sealed without one.
+    NotSealed,
+    /// The receipt does not hold the salt.
+    NoSalt,
+}
+
+impl ReceiptReport {
+    /// Compares a replay digest with the one that was sealed.
+    #[must_use]
+    pub fn replayed(&self, digest: &Digest) -> ReplayAnswer {
+        match (self.sealed.replay, &self.replay_salt) {
+            (None, _) => ReplayAnswer::NotSealed,
+            (Some(_), None) => ReplayAnswer::NoSalt,
+            (Some(held), Some(salt)) if Commitment::of(Field::Replay, salt, &digest.0) == held => ReplayAnswer::Same,
+            _ => ReplayAnswer::Different,
+        }
+    }
 }
 
 impl Unchecked {
@@ -87,6 +117,7 @@ impl Unchecked {
             Self::Request => "request",
             Self::Response => "response",
             Self::Chunks => "chunks",
+            Self::Replay => "replay",
         }
     }
 }
@@ -244,6 +275,9 @@ pub fn check_receipt(
         if Commitment::of(Field::Tenant, &openings.tenant, name) != opened.tenant_name {
             return Err(ReceiptRefusal::TenantName);
         }
+        if openings.replay.is_some() && sealed.replay.is_none() {
+            return Err(ReceiptRefusal::Pairing { field: "the replay digest" });
+        }
         passed.push("tenant");
     }
     let trace = disclosure.trace.as_deref().map(|trace| check_trace(trace, sealed)).transpose()?;
@@ -275,6 +309,7 @@ pub fn check_receipt(
         (Unchecked::Request, evidence.request.is_none()),
         (Unchecked::Response, evidence.response.is_none()),
         (Unchecked::Chunks, evidence.response.is_none() || trace.is_none()),
+        (Unchecked::Replay, sealed.replay.is_some()),
     ];
     let unchecked = missing.into_iter().filter(|(_, missing)| *missing).map(|(part, _)| part).collect();
 
@@ -283,6 +318,7 @@ pub fn check_receipt(
         witnessed,
         index: proof.index,
         tenant,
+        replay_salt: disclosure.openings.as_ref().and_then(|openings| openings.replay),
         tenant_name: disclosure.openings.map(|openings| openings.tenant_name),
         opened_us: opened_entry.head.wall_us,
         sealed_us: sealed_entry.head.wall_us,

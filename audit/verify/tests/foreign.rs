@@ -58,7 +58,7 @@ fn tampered(receipt: &str) -> Vec<(&'static str, Vec<u8>)> {
     };
     let fingerprint = disclosure.opened.windows(32).position(|window| *window == [3; 32]).unwrap();
     changed.push(("fingerprint", with(&|disclosure| disclosure.opened[fingerprint] ^= 1)));
-    changed.push(("version", with(&|disclosure| disclosure.opened[2] ^= 3)));
+    changed.push(("version", with(&|disclosure| disclosure.opened[2] ^= 7)));
     changed.push(("opened index", with(&|disclosure| disclosure.opened_index ^= 1)));
     changed.push(("opened proof", with(&|disclosure| disclosure.opened_proof[0][5] ^= 1)));
     changed.push(("the sealed entry twice", with(&|disclosure| disclosure.opened = disclosure.sealed.clone())));
@@ -87,9 +87,11 @@ fn tampered(receipt: &str) -> Vec<(&'static str, Vec<u8>)> {
 /// Receipts that were handed out before the format had a fingerprint still verify.
 fn check_before(run: impl Fn(&Path, &Path) -> Output) {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/audit");
-    for (receipt, fingerprint) in
-        [("receipt-v1.tlog-proof", "none".to_owned()), ("receipt.tlog-proof", "0a".repeat(32))]
-    {
+    for (receipt, fingerprint) in [
+        ("receipt-v1.tlog-proof", "none".to_owned()),
+        ("receipt-v2.tlog-proof", "0a".repeat(32)),
+        ("receipt.tlog-proof", "0a".repeat(32)),
+    ] {
         let output = run(&golden.join("log.vkey"), &golden.join(receipt));
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(text.starts_with("OK ") && text.ends_with(&format!(" fingerprint={fingerprint}\n")), "{text}");

@@ -5,11 +5,12 @@
 mod forged;
 
 use audit_provenance::{
-    AuditVerdict, Body, EngineFault, EngineFaultClass, EntryVersion, IsolationAudit, Opened, PageCounts, SealReason,
+    AuditVerdict, Body, Containment, EngineFault, EngineFaultClass, EntryVersion, Incident, IncidentClass,
+    IncidentStage, IncidentState, IsolationAudit, Opened, PageCounts, Replay, ReplayOutcome, ReplayTime, SealReason,
     Sealing, TenantLink, Trace,
 };
 use audit_tlog::TlogProof;
-use audit_verify::{Evidence, LogReport, check_log, check_receipt};
+use audit_verify::{Evidence, LogReport, ReplayAnswer, check_log, check_receipt};
 use forged::{ACME, Forge, GLOBEX, PAYLOADS, genesis, incident, opened, sealed, signer, trace};
 use policies_domain::{Digest, RequestId};
 use std::path::PathBuf;
@@ -180,6 +181,126 @@ fn what_probes_said_is_counted_and_has_a_tenant() {
     refused(&nobodys, "tenants", "entry 1");
 }
 
+fn replay_of(request: u8, sealed: (u64, Digest), outcome: ReplayOutcome) -> Body {
+    Body::Replay(Replay {
+        request: RequestId::from_bytes([request; 16]),
+        sealed_index: sealed.0,
+        sealed_leaf: sealed.1,
+        outcome,
+        tokens: 3,
+        first_difference: None,
+        when: ReplayTime::AfterRelease,
+        cpu_us: 5,
+    })
+}
+
+fn late_incident(request: u8, opened: (u64, Digest), class: IncidentClass) -> Body {
+    let Body::Incident(found) = incident(request, opened) else { panic!("no incident") };
+    Body::Incident(Incident { class, bytes_released: 9, incident: [0x2c; 16], ..found })
+}
+
+#[test]
+fn what_was_computed_again_has_its_outcome_and_its_incident() {
+    let begun = |lie: fn(&mut Sealing)| {
+        let mut forge = Forge::new();
+        let at = forge.add(Some(ACME), opened(1));
+        let sealed = forge.add(Some(ACME), sealed(1, at, lie));
+        (forge, at, sealed)
+    };
+    let told = |outcome, incident: Option<IncidentClass>| {
+        let (mut forge, at, sealed) = begun(|_| {});
+        incident.into_iter().for_each(|class| drop(forge.add(Some(ACME), late_incident(1, at, class))));
+        forge.add(Some(ACME), replay_of(1, sealed, outcome));
+        forge
+    };
+    for outcome in [ReplayOutcome::Same, ReplayOutcome::NotDone] {
+        let report = check(&told(outcome, None)).unwrap();
+        assert_eq!(report.replays.into_iter().collect::<Vec<_>>(), [(outcome.as_str(), 1)]);
+        refused(&told(outcome, Some(IncidentClass::Replay)), "replays", "entry 4");
+    }
+    let report = check(&told(ReplayOutcome::Different, Some(IncidentClass::Replay))).unwrap();
+    assert_eq!((report.replays["different"], report.incidents["detected"]), (1, 1));
+    refused(&told(ReplayOutcome::Different, None), "replays", "entry 3");
+    refused(&told(ReplayOutcome::Different, Some(IncidentClass::Tag)), "pairing", "entry 3");
+
+    let (mut twice, _, at) = begun(|_| {});
+    twice.add(Some(ACME), replay_of(1, at, ReplayOutcome::Same));
+    twice.add(Some(ACME), replay_of(1, at, ReplayOutcome::Same));
+    refused(&twice, "replays", "entry 4");
+    let (mut without_digest, _, at) = begun(|sealing| sealing.replay = None);
+    without_digest.add(Some(ACME), replay_of(1, at, ReplayOutcome::Same));
+    refused(&without_digest, "replays", "entry 3");
+    let (mut others, _, at) = begun(|_| {});
+    others.add(Some(GLOBEX), replay_of(1, at, ReplayOutcome::Same));
+    refused(&others, "replays", "entry 3");
+    let (mut elsewhere, opened_at, _) = begun(|_| {});
+    elsewhere.add(Some(ACME), replay_of(1, opened_at, ReplayOutcome::Same));
+    refused(&elsewhere, "replays", "entry 3");
+    let mut early = Forge::new();
+    let at = early.add(Some(ACME), opened(1));
+    early.add(Some(ACME), replay_of(1, at, ReplayOutcome::NotDone));
+    refused(&early, "replays", "entry 2");
+}
+
+#[test]
+fn an_incident_moves_as_it_may_and_in_its_own_chain() {
+    let state = |sequence, previous, state: IncidentStage| {
+        let person = |person| state.is_closed().then_some([person; 16]);
+        Body::IncidentState(IncidentState {
+            incident: [0x1c; 16],
+            sequence,
+            previous,
+            state,
+            actor: person(1),
+            second: person(2),
+            evidence: state.is_closed().then_some(Digest([3; 32])),
+            action: Containment::None,
+            notice: None,
+        })
+    };
+    let begun = || {
+        let mut forge = Forge::new();
+        let at = forge.add(Some(ACME), opened(1));
+        let (_, first) = forge.add(Some(ACME), incident(1, at));
+        forge.add(Some(ACME), sealed(1, at, |sealing| sealing.reason = SealReason::Isolation));
+        (forge, first)
+    };
+    let (mut whole, first) = begun();
+    let mut previous = first;
+    let stages = [
+        IncidentStage::Contained,
+        IncidentStage::Triaged,
+        IncidentStage::Notified,
+        IncidentStage::Resolved,
+        IncidentStage::Reopened,
+        IncidentStage::FalsePositive,
+    ];
+    for (sequence, stage) in (1..).zip(stages) {
+        previous = whole.add(Some(ACME), state(sequence, previous, stage)).1;
+    }
+    assert_eq!(check(&whole).unwrap().incidents.into_iter().collect::<Vec<_>>(), [("false_positive", 1)]);
+    whole.add(Some(ACME), state(7, previous, IncidentStage::Triaged));
+    refused(&whole, "incidents", "`triaged` does not follow `false_positive`");
+
+    let one = |tenant, change: &dyn Fn(Digest) -> Body| {
+        let (mut forge, first) = begun();
+        forge.add(tenant, change(first));
+        forge
+    };
+    let early = one(Some(ACME), &|first| state(1, first, IncidentStage::Reopened));
+    refused(&early, "incidents", "`reopened` does not follow `detected`");
+    let gap = one(Some(ACME), &|first| state(2, first, IncidentStage::Triaged));
+    refused(&gap, "incidents", "sequence 2 came where 1 was due");
+    let unlinked = one(Some(ACME), &|_| state(1, Digest([9; 32]), IncidentStage::Triaged));
+    refused(&unlinked, "incidents", "previous entry");
+    refused(&one(Some(GLOBEX), &|first| state(1, first, IncidentStage::Triaged)), "incidents", "entry 4");
+    refused(&one(None, &|first| state(1, first, IncidentStage::Triaged)), "incidents", "entry 4");
+    let mut nothing = Forge::new();
+    nothing.answer(ACME, 1);
+    nothing.add(Some(ACME), state(1, Digest([0; 32]), IncidentStage::Triaged));
+    refused(&nothing, "incidents", "entry 3");
+}
+
 #[test]
 fn a_request_that_the_engine_failed_does_not_end_well() {
     for (reason, is_sound) in [
@@ -220,6 +341,8 @@ fn a_log_goes_on_in_a_newer_format_and_never_in_an_older_one() {
         let at = forge.add(Some(ACME), opened_v1(1));
         forge.version = EntryVersion::V2;
         forge.add(Some(ACME), sealed(1, at, |_| {}));
+        forge.answer(ACME, 3);
+        forge.version = EntryVersion::V3;
         forge
     };
     let mut forge = begun();
@@ -227,9 +350,10 @@ fn a_log_goes_on_in_a_newer_format_and_never_in_an_older_one() {
     check(&forge).unwrap();
     forge.receipt(1, 2, &trace());
     let mut back = begun();
-    back.version = EntryVersion::V1;
+    back.answer(ACME, 4);
+    back.version = EntryVersion::V2;
     back.add(None, Body::Heartbeat);
-    refused(&back, "entries", "entry 3 has an older format than the entries before it");
+    refused(&back, "entries", "entry 7 has an older format than the entries before it");
     // A genesis names the format that it is written in.
     let mut other = Forge::new();
     other.entries.clear();
@@ -321,6 +445,7 @@ fn receipts_that_contradict_themselves_are_refused() {
     assert_eq!(receipt(|sealed| sealed.response = None, &trace()), Err("response"));
     assert_eq!(receipt(|sealed| sealed.opened_index = 1, &trace()), Err("pairing"));
     assert_eq!(receipt(|sealed| sealed.opened_leaf = Digest([0; 32]), &trace()), Err("pairing"));
+    assert_eq!(receipt(|sealed| sealed.replay = None, &trace()), Err("pairing"), "a salt that opens nothing");
     let mut foreign = trace();
     foreign.pages[1].class = audit_provenance::PageClass::Other;
     assert_eq!(receipt(|_| {}, &foreign), Err("trace"));
@@ -351,9 +476,15 @@ fn a_checkpoint_and_a_receipt_have_the_bytes_that_they_always_had() {
     assert_eq!(format!("{}\n", signer().verifier_key()), held("log.vkey"));
     let report = check_receipt(text.as_bytes(), &signer().verifier_key(), Evidence::default()).unwrap();
     assert_eq!(report.opened.fingerprint, Some(Digest([10; 32])));
-    // What was handed out before the format had a fingerprint still verifies.
-    let before = held("receipt-v1.tlog-proof");
-    let report = check_receipt(before.as_bytes(), &signer().verifier_key(), Evidence::default()).unwrap();
-    assert_eq!(report.opened.fingerprint, None);
-    assert!(before.ends_with(&held("checkpoint-v1")));
+    assert_eq!(report.replayed(&Digest([26; 32])), ReplayAnswer::Same);
+    assert_eq!(report.replayed(&Digest([27; 32])), ReplayAnswer::Different);
+    // What was handed out before the format had a fingerprint still verifies,
+    // or a replay digest.
+    for (version, fingerprint) in [("v1", None), ("v2", Some(Digest([10; 32])))] {
+        let before = held(&format!("receipt-{version}.tlog-proof"));
+        let report = check_receipt(before.as_bytes(), &signer().verifier_key(), Evidence::default()).unwrap();
+        assert_eq!((report.opened.fingerprint, report.sealed.replay, report.replay_salt), (fingerprint, None, None));
+        assert_eq!(report.replayed(&Digest([26; 32])), ReplayAnswer::NotSealed);
+        assert!(before.ends_with(&held(&format!("checkpoint-{version}"))));
+    }
 }

@@ -85,6 +85,7 @@ async fn a_changed_byte_that_passes_lies_in_a_part_that_is_reported_as_unchecked
                     Unchecked::Request => openings.request = held.request,
                     Unchecked::Response => openings.response = held.response,
                     Unchecked::Chunks => openings.chunks = held.chunks,
+                    Unchecked::Replay => openings.replay = held.replay,
                     Unchecked::Tenant | Unchecked::Trace => panic!("{part:?} was there, byte {position}"),
                 }
             }

@@ -9,7 +9,7 @@ use crate::generate::{Api, Generate};
 use crate::metrics::Stopwatch;
 use crate::reply::{Format, Reply};
 use crate::respond::RequestError;
-use audit_log::{EngineFaultClass, OpenEntry, Outcome, RequestFacts, SealReason, Violation};
+use audit_log::{EngineFaultClass, OpenEntry, Outcome, Refused, RequestFacts, SealReason, Violation};
 use engine_runtime::{PromptInput, Sequence, StepError, Steps, SubmitError};
 use policies_domain::{Binding, FinishReason, Layer, Permit, Principal, RequestId};
 use std::sync::Arc;
@@ -129,7 +129,7 @@ async fn isolate(entry: OpenEntry, steps: Option<Steps>, permit: &Permit) -> Req
     drop(steps);
     let (request, tenant) = (permit.request(), permit.principal().tenant());
     match entry.refuse().await {
-        Ok(incident) => {
+        Ok(Refused { incident, .. }) => {
             tracing::error!(%request, %tenant, %incident, "isolation fault: response stopped");
             RequestError::Isolation { incident: Some(incident) }
         }
@@ -171,11 +171,12 @@ fn outcome(reason: SealReason, steps: &Steps) -> Outcome {
         queued_us: timings.queued_us,
         prefill_us: timings.prefill_us,
         decode_us: timings.decode_us,
+        replay: None,
     }
 }
 
 fn nothing_done(reason: SealReason) -> Outcome {
-    Outcome { reason, prompt_tokens: 0, completion_tokens: 0, queued_us: 0, prefill_us: 0, decode_us: 0 }
+    Outcome { reason, prompt_tokens: 0, completion_tokens: 0, queued_us: 0, prefill_us: 0, decode_us: 0, replay: None }
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ pub(crate) fn facts() -> RequestFacts<'static> {
 
 pub(crate) fn outcome() -> Outcome {
     let reason = SealReason::Stop;
-    Outcome { reason, prompt_tokens: 1, completion_tokens: 1, queued_us: 1, prefill_us: 1, decode_us: 1 }
+    Outcome { reason, prompt_tokens: 1, completion_tokens: 1, queued_us: 1, prefill_us: 1, decode_us: 1, replay: None }
 }
 
 /// What a client was told.

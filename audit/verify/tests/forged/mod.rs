@@ -2,9 +2,9 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use audit_provenance::{
-    Body, ChunkChain, ChunkRuns, Commitment, Coverage, Disclosure, Entry, EntryVersion, Field, Handover, Head,
-    Incident, IncidentClass, Opened, Openings, PageClass, PageCounts, PageRun, SealReason, Sealing, TenantLink,
-    TenantRef, Trace,
+    Body, ChunkChain, ChunkRuns, Commitment, Coverage, Disclosure, DisclosureVersion, Entry, EntryVersion, Field,
+    Handover, Head, Incident, IncidentClass, Opened, Openings, PageClass, PageCounts, PageRun, SealReason, Sealing,
+    TenantLink, TenantRef, Trace,
 };
 use audit_tlog::{
     Checkpoint, Edge, Hash, LogSigner, TILE_WIDTH, TileFiles, TilePath, TiledTree, TlogProof, encode_bundle, leaf_hash,
@@ -31,7 +31,14 @@ pub(crate) struct Forge {
 
 pub(crate) fn openings() -> Openings {
     let tenant_name = "acme".into();
-    Openings { tenant_name, request: [21; 32], tenant: [22; 32], response: [23; 32], chunks: [24; 32] }
+    Openings {
+        tenant_name,
+        request: [21; 32],
+        tenant: [22; 32],
+        response: [23; 32],
+        chunks: [24; 32],
+        replay: Some([25; 32]),
+    }
 }
 
 impl Forge {
@@ -119,6 +126,7 @@ impl Forge {
         let (files, checkpoint) = self.files();
         let tree = TiledTree::new(checkpoint.size, checkpoint.root, &files);
         let disclosure = Disclosure {
+            version: DisclosureVersion::CURRENT,
             sealed: tree.entry(sealed).unwrap(),
             opened: tree.entry(opened).unwrap(),
             opened_index: opened,
@@ -216,6 +224,7 @@ pub(crate) fn sealed(request: u8, opened: (u64, Digest), lie: impl FnOnce(&mut S
         prefill_us: 2,
         decode_us: 3,
         coverage: Coverage { label_gate: true, kernel_tags: true, handover: Handover::None },
+        replay: Some(Commitment::of(Field::Replay, &[25; 32], &[26; 32])),
     };
     lie(&mut sealing);
     Body::Sealed(sealing)

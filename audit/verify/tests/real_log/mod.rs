@@ -40,7 +40,15 @@ pub(crate) fn step(permit: &Permit, index: u32, pages: u32, label: Label, text: 
 }
 
 pub(crate) fn outcome(reason: SealReason) -> Outcome {
-    Outcome { reason, prompt_tokens: 31, completion_tokens: 5, queued_us: 10, prefill_us: 2_000, decode_us: 9_000 }
+    Outcome {
+        reason,
+        prompt_tokens: 31,
+        completion_tokens: 5,
+        queued_us: 10,
+        prefill_us: 2_000,
+        decode_us: 9_000,
+        replay: None,
+    }
 }
 
 pub(crate) struct RealLog {
