@@ -8,14 +8,14 @@
 
 use crate::compute::Compute;
 use crate::inbox::{Queue, work_ns};
-use crate::machine::{Machine, SwapInError};
+use crate::machine::{Machine, SwapInError, Swapped};
 use crate::running::Running;
 use crate::step::{Role, Stepper};
 use crate::steps::StepError;
 use engine_kv::{KnownPrefix, PAGE_TOKENS};
 use engine_scheduler::{Arrival, Fit, Key, Load, Reclaim};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Prompts that wait and are looked up in the cache again, at each look at the queue: some tens of microseconds each.
 const LOOKED_UP_AT_ONCE: usize = 4;
@@ -107,6 +107,9 @@ impl Stepper {
         let stalled = self.running.iter().any(|request| !request.has_room());
         let has_slot = self.running.len() < self.config.sequences_max;
         if !has_slot && !stalled && self.scheduler.victim_for_slot(request.label).is_none() {
+            return Fit::Later;
+        }
+        if request.swapped.as_ref().is_some_and(|swapped| !self.pace.admits(0, swapped.bytes())) {
             return Fit::Later;
         }
         if self.finds_more_soon(machine, request) {
@@ -217,8 +220,13 @@ impl Stepper {
             admitted.refuse_row(error);
             return self.scheduler.forget(key);
         }
-        if let Some(swapped) = admitted.swapped.take() {
-            match machine.swap_in(&admitted, &swapped) {
+        let cached =
+            if self.role == Role::Whole { machine.found(admitted.label, &admitted.tokens).tokens() } else { 0 };
+        if let Some(swapped) = admitted.swapped.take_if(|swapped| swapped.tokens > cached) {
+            let started = Instant::now();
+            let back = machine.swap_in(&admitted, &swapped);
+            self.note_copied(swapped.bytes(), started);
+            match back {
                 Ok(table) => {
                     self.counters.swapped_in.fetch_add(1, Ordering::Relaxed);
                     admitted.begin(table);
@@ -280,12 +288,20 @@ impl Stepper {
         let mut victim = self.take_out(index);
         // A first token that was not delivered is sampled again: with its prompt, which is computed for that.
         let swapped = Some(&victim).filter(|victim| self.role == Role::Whole || victim.decodes());
-        let swapped = swapped.and_then(|victim| machine.swap_out(victim));
+        let (bytes_max, all) = (self.pace.bytes_left(), self.role == Role::Decode);
+        let started = Instant::now();
+        let swapped = swapped.and_then(|victim| machine.swap_out(victim, bytes_max, all));
+        self.note_copied(swapped.as_ref().map_or(0, Swapped::bytes), started);
         self.counters.preempted.fetch_add(1, Ordering::Relaxed);
         victim.begin_anew();
         victim.swapped = swapped;
         self.waiting.push(victim);
         machine.reclaim();
+    }
+
+    /// Bytes of pages were copied since then.
+    pub(crate) fn note_copied(&mut self, bytes: usize, started: Instant) {
+        self.pace.note(bytes, self.measures.then(|| started.elapsed()));
     }
 
     /// A request has no slot any more.

@@ -19,6 +19,7 @@ mod fault;
 mod inbox;
 mod machine;
 mod outlet;
+mod pace;
 mod periods;
 mod public_prefix;
 mod remote;

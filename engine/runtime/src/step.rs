@@ -15,6 +15,7 @@ use crate::engine::Counters;
 use crate::fault::Planted;
 use crate::inbox::{Inbox, Queue};
 use crate::machine::Machine;
+use crate::pace::Pace;
 use crate::periods::Periods;
 use crate::running::{Next, Running};
 use crate::sampling::SamplingScratch;
@@ -72,6 +73,8 @@ pub(crate) struct Stepper {
     pub(crate) keeps_periods: bool,
     /// When steps of exclusive tenants begin again.
     pub(crate) periods: Periods,
+    /// What may be copied in this step.
+    pub(crate) pace: Pace,
     /// Tenants that had pages when it was last looked.
     pub(crate) page_holders: Vec<Label>,
     /// The place in `waiting` that was looked up in the cache last.
@@ -157,6 +160,7 @@ impl Stepper {
             measures: false,
             keeps_periods: false,
             periods: Periods::default(),
+            pace: Pace::new(Duration::from_millis(config.step_target_ms as u64)),
             page_holders: Vec::new(),
             looked_up: 0,
             left: Vec::new(),
@@ -225,6 +229,7 @@ impl Stepper {
 
     /// Admits whoever may have a slot. `false`: nobody can go on.
     pub(crate) fn look(&mut self, machine: &mut Machine<impl Compute>, queue: &mut Queue) -> bool {
+        self.pace.begin();
         self.admit(machine, queue);
         self.count_inside(queue);
         self.counters.running.store(self.running.len(), Ordering::Relaxed);
@@ -240,7 +245,13 @@ impl Stepper {
         let left_us = self.left_us();
         self.prefill_chunks(machine, left_us);
         self.decode_once(machine);
+        self.end_step();
+    }
+
+    /// The time of this step is over.
+    pub(crate) fn end_step(&mut self) {
         self.periods.begin(self.now, self.target());
+        self.pace.begin();
     }
 
     /// How long a step is to take.
@@ -248,12 +259,13 @@ impl Stepper {
         Duration::from_millis(self.config.step_target_ms as u64)
     }
 
-    /// What decoding leaves of a step, in microseconds; less than nothing when it takes longer than a step should.
+    /// What copies and decoding leave of a step, in microseconds; less than nothing when it takes longer than a step should.
     pub(crate) fn left_us(&self) -> f64 {
         let decodes =
             self.running.iter().filter(|request| request.decodes() && request.is_here() && request.has_room());
         let rows = decodes.map(|request| Row { tokens: 1, depth: request.computed });
-        self.target().as_secs_f64() * 1e6 * STEP_AIM - self.scheduler.costs().predict_us(Pass::Decode, rows)
+        let decode_us = self.scheduler.costs().predict_us(Pass::Decode, rows);
+        self.target().as_secs_f64() * 1e6 * STEP_AIM - self.pace.copied_us() - decode_us
     }
 
     /// Whether steps may be made for this tenant now.

@@ -28,6 +28,8 @@ pub(crate) struct Tracer {
     pub(crate) passes: Vec<Vec<u64>>,
     /// Pages that were assigned so far.
     pub(crate) assigned: usize,
+    /// Pages that were copied in so far.
+    pub(crate) landed: usize,
 }
 
 impl Tracer {
@@ -35,7 +37,7 @@ impl Tracer {
         let store = PlainStore::new(pages, LAYERS, TOKEN_BYTES);
         let reads = ReadSetRule::new(1, [None; LAYERS]);
         let (results, computed, passes) = (Vec::new(), Vec::new(), Vec::new());
-        Self { store, reads, results, has_habits: false, breaks_at: None, computed, passes, assigned: 0 }
+        Self { store, reads, results, has_habits: false, breaks_at: None, computed, passes, assigned: 0, landed: 0 }
     }
 
     /// What it says can be guessed, mostly; it breaks after so many tokens, if it does.
@@ -165,6 +167,7 @@ impl Compute for Tracer {
     }
 
     fn land(&mut self, page: PageRef, bytes: &[u8]) -> Result<(), TransferError> {
+        self.landed += 1;
         self.store.land(page, bytes)
     }
 

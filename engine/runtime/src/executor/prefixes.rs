@@ -5,6 +5,7 @@ use super::*;
 use crate::admission::ALIKE_WAIT_MAX;
 use crate::compute::tracer::Tracer;
 use crate::custody;
+use crate::pace::Pace;
 use crate::steps::{StepError, Usage};
 use engine_scheduler::TenantTerms;
 use policies_domain::{HolderId, Outcome, PageLife, TenantId, TicketKind};
@@ -96,6 +97,12 @@ impl Run {
 
     fn cached(&self, tenant: u32) -> usize {
         self.executor.machine.cache.as_ref().unwrap().pages_of(label(tenant))
+    }
+
+    /// In each step, from one memory to another.
+    fn copy_at_most(&mut self, pages: usize) {
+        let page_bytes = self.executor.compute().page(0).len();
+        self.executor.stepper.pace = Pace::of_bytes(pages * page_bytes);
     }
 
     /// Requests that the queue counts: whoever ended or left since the last look is one of them. A tenant may have nine.
@@ -420,9 +427,12 @@ proptest! {
     /// Whoever comes, leaves and gives way: answers are those of the prompts, nobody stays behind, no page is lost.
     #[test]
     fn a_cache_changes_no_answer_and_loses_no_page(
+        swaps: bool,
+        pages_a_step in 1usize..12,
         acts in prop::collection::vec((0u32..12, 1u32..4, 1u32..120, any::<prop::sample::Index>()), 1..120),
     ) {
-        let mut run = Run::new();
+        let mut run = Run::on(Tracer::new(CACHING.pages), EngineConfig { swap_mib: usize::from(swaps), ..CACHING });
+        run.copy_at_most(pages_a_step);
         for (act, tenant, tokens, which) in acts {
             match act {
                 0..3 if run.inside() < 9 => {
@@ -543,6 +553,53 @@ fn whoever_comes_back_with_its_pages_gets_room_from_its_own_cache() {
     let swapped_in = run.executor.stepper.counters.swapped_in.load(std::sync::atomic::Ordering::Relaxed);
     assert_eq!((swapped_in, run.executor.compute().computed.len() - before), (1, 20), "nothing is computed again");
     assert_eq!((run.asked[asked].error, &run.asked[asked].text), (None, &run.asked[asked].expected));
+    run.is_clean();
+}
+
+#[test]
+fn who_gives_way_keeps_as_much_as_a_step_has_time_for_and_computes_the_rest() {
+    let config = EngineConfig { swap_mib: 64, prefix_cache: false, ..CACHING };
+    let mut run = Run::on(Tracer::new(24), config);
+    run.copy_at_most(4);
+    let asked = run.ask(1, prompt(1, 97), 100);
+    while run.asked[asked].text.len() < 80 {
+        assert!(run.step());
+    }
+    let before = run.executor.compute().computed.len();
+    assert!(run.executor.preempt(0));
+    let kept = |run: &Run| -> Vec<Option<usize>> {
+        run.executor.stepper.waiting.iter().map(|request| request.swapped.as_ref().map(|kept| kept.tokens)).collect()
+    };
+    assert_eq!(kept(&run), [Some(64)], "four pages of twelve");
+    run.finish();
+    let again = run.executor.compute().computed.len() - before;
+    // What was said is sampled once: 20 tokens were left to say, and the last one is not computed.
+    assert_eq!(again, 97 + 80 - 64 + 19);
+    assert_eq!((run.asked[asked].error, &run.asked[asked].text), (None, &run.asked[asked].expected));
+    run.is_clean();
+}
+
+#[test]
+fn of_many_who_come_back_as_many_do_in_a_step_as_it_has_time_for() {
+    let config = EngineConfig { swap_mib: 64, prefix_cache: false, ..CACHING };
+    let mut run = Run::on(Tracer::new(24), config);
+    let asked = [1, 2, 3].map(|tenant| run.ask(tenant, prompt(tenant, 40), 60));
+    while asked.iter().any(|asked| run.asked[*asked].text.len() < 4) {
+        assert!(run.step());
+    }
+    while run.executor.preempt(0) {}
+    assert!(run.executor.stepper.waiting.iter().all(|request| request.swapped.is_some()));
+    // Three pages each.
+    run.copy_at_most(5);
+    let back = |run: &Run| run.executor.stepper.counters.swapped_in.load(std::sync::atomic::Ordering::Relaxed);
+    for step in 1..=3 {
+        assert!(run.step());
+        assert_eq!(back(&run), step);
+    }
+    run.finish();
+    for asked in asked {
+        assert_eq!((run.asked[asked].error, &run.asked[asked].text), (None, &run.asked[asked].expected));
+    }
     run.is_clean();
 }
 

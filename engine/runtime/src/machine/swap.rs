@@ -33,7 +33,7 @@ struct Room {
 pub(crate) struct Swapped {
     request: RequestId,
     label: Label,
-    /// Tokens whose keys and values are in the pages.
+    /// Tokens whose keys and values are in the pages: the first ones of the request.
     pub(crate) tokens: usize,
     bytes: Zeroizing<Vec<u8>>,
     pages: Vec<LandedPage>,
@@ -74,6 +74,12 @@ impl Room {
     }
 }
 
+impl Swapped {
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
 impl Drop for Swapped {
     fn drop(&mut self) {
         self.room.bytes.fetch_sub(self.bytes.capacity(), Ordering::Relaxed);
@@ -92,15 +98,24 @@ impl<C: Compute> Machine<C> {
         self.swap = Swap::new(secret, self.compute.content_bytes(), bytes_max).filter(|_| bytes_max > 0);
     }
 
-    /// Copies what a request has computed. `None`: there is nothing, no room, or a page is out of use; then the request is
-    /// computed again.
-    pub(crate) fn swap_out(&mut self, request: &Running) -> Option<Swapped> {
+    /// Copies the beginning of what a request has computed, in whole pages, as far as there is time for so many bytes; all of
+    /// it, or nothing, when `all` is set. `None`: there is nothing, no room, no time, or a page is out of use; then the request
+    /// is computed again.
+    pub(crate) fn swap_out(&mut self, request: &Running, bytes_max: usize, all: bool) -> Option<Swapped> {
         let (swap, table) = (self.swap.as_mut()?, request.block_table.as_ref()?);
-        let tokens = table.tokens();
+        let mut tokens = table.tokens();
         let mut capabilities = Vec::new();
         table.capabilities(0, tokens, &mut capabilities);
-        let first = capabilities.first()?;
-        let whole = capabilities.len().checked_mul(self.compute.held_page(page_ref(*first)).ok()?.all().len())?;
+        let page_bytes = self.compute.held_page(page_ref(*capabilities.first()?)).ok()?.all().len();
+        let pages_max = bytes_max.checked_div(page_bytes)?;
+        if capabilities.len() > pages_max {
+            if all || pages_max == 0 {
+                return None;
+            }
+            capabilities.truncate(pages_max);
+            tokens = pages_max * PAGE_TOKENS;
+        }
+        let whole = capabilities.len().checked_mul(page_bytes)?;
         let (_, holder) = swap.number()?;
         if !swap.room.take(whole) {
             return None;

@@ -53,11 +53,20 @@ struct Inbound {
     transfer: TransferId,
     pages: Vec<PageSlot>,
     kept: Kept,
-    /// For the bytes that are coming.
-    tickets: Vec<Ticket>,
+    /// For the bytes that are coming, and those that have come and are not in their pages yet.
+    tickets: VecDeque<Ticket>,
+    coming: Option<Coming>,
     /// The tags that the bytes brought along, in the order of the sequence.
     carried: Vec<u32>,
     refusal: Option<Refusal>,
+}
+
+/// Bytes that go into their pages step by step.
+struct Coming {
+    bytes: Vec<u8>,
+    page_bytes: usize,
+    /// The next page's place.
+    next: usize,
 }
 
 enum Kept {
@@ -142,16 +151,17 @@ impl DecodeGroup {
         self.stepper.now = now;
         let found = self.stepper.look(machine, queue);
         self.settle(machine, now);
-        found
+        found || self.inbound.values().any(|inbound| inbound.coming.is_some())
     }
 
     /// One token for everybody who has pages.
     pub(crate) fn step(&mut self, machine: &mut Machine<impl Compute>, now: Duration) {
         self.stepper.now = now;
         self.deliver_heard();
+        self.land(machine, now);
         self.deliver_firsts(machine);
         self.stepper.decode_once(machine);
-        self.stepper.periods.begin(now, self.stepper.target());
+        self.stepper.end_step();
         self.settle(machine, now);
     }
 
@@ -188,10 +198,11 @@ impl DecodeGroup {
                 if self.overwrite_abandoned(machine, route, &bytes) {
                     return;
                 }
-                let input = self.land(machine, route, &bytes);
-                #[cfg(feature = "fault-injection")]
-                self.plant_late_writer(machine, route);
-                self.tell(machine, now, input);
+                if self.arrive(route, bytes) {
+                    self.land(machine, now);
+                } else {
+                    self.tell(machine, now, DecodeInput::Lost { route });
+                }
             }
             Parcel::Table { route, table } => self.take(machine, now, route, *table),
             Parcel::Said { route, said } => {
@@ -279,7 +290,8 @@ impl DecodeGroup {
             transfer,
             pages: Vec::new(),
             kept: Kept::Nothing,
-            tickets: Vec::new(),
+            tickets: VecDeque::new(),
+            coming: None,
             carried: Vec::new(),
             refusal: None,
         };
@@ -418,6 +430,7 @@ impl DecodeGroup {
                 self.abandon(route);
                 if let Some(inbound) = self.inbound.get_mut(&route.id) {
                     transfer::settle_all(&mut inbound.tickets, Outcome::Failed);
+                    inbound.coming = None;
                 }
                 self.let_go(machine, route);
                 Some(DecodeInput::Fenced { route })

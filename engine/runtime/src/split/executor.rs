@@ -298,6 +298,26 @@ impl<C: Compute> SplitExecutor<C> {
         });
     }
 
+    /// The first bytes that are on their way to the decode group arrive a second time, right behind the first. `false`: there are
+    /// none.
+    #[cfg(test)]
+    pub(super) fn double_bytes(&mut self) -> bool {
+        let outbox = &mut self.pair.prefill.outbox;
+        let first = outbox.iter().enumerate().find_map(|(index, parcel)| match parcel {
+            Parcel::Bytes { route, pages, bytes } => Some((index, *route, *pages, bytes.clone())),
+            _ => None,
+        });
+        let Some((index, route, pages, bytes)) = first else { return false };
+        outbox.insert(index + 1, Parcel::Bytes { route, pages, bytes });
+        true
+    }
+
+    /// What the decode group may copy.
+    #[cfg(test)]
+    pub(super) fn pace(&mut self) -> &mut crate::pace::Pace {
+        &mut self.pair.decode.stepper.pace
+    }
+
     /// What the decode group computes on and, when it has its own, the prefill group.
     pub fn computes(&mut self) -> (&mut C, Option<&mut C>) {
         (&mut self.pair.machine.compute, self.pair.of_prefill.as_mut().map(|machine| &mut machine.compute))

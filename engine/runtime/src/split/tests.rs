@@ -5,6 +5,7 @@ use super::{SplitExecutor, prefix_tests};
 use crate::compute::tracer::Tracer;
 use crate::config::EngineConfig;
 use crate::executor::tests::{self as executor, label, prompt, sealer};
+use crate::pace::Pace;
 use crate::sampling::Sampling;
 use crate::steps::{StepError, Steps};
 use engine_kv::PAGE_TOKENS;
@@ -84,6 +85,12 @@ impl World {
     pub(super) fn caching(copies: bool, config: EngineConfig, tenancy: &Tenancy) -> Self {
         let Self { engine, clients } = Self::new(copies, config);
         Self { engine: engine.for_tenants(tenancy), clients }
+    }
+
+    /// In each step, into the decode group's pool.
+    fn copy_at_most(&mut self, pages: usize) {
+        let page_bytes = self.engine.computes().0.page(0).len();
+        *self.engine.pace() = Pace::of_bytes(pages * page_bytes);
     }
 
     pub(super) fn submit(&mut self, tenant: u32, tokens: u32, wanted: usize) -> usize {
@@ -188,6 +195,57 @@ fn a_long_prompt_has_its_pages_at_once_and_touches_them_one_by_one() {
         assert!(steps > 2);
         world.run();
         world.all_are_right();
+        world.is_clean();
+    }
+}
+
+/// A pass of those who decode does not wait for all bytes of a long prompt.
+#[test]
+fn a_long_prompt_lands_step_by_step_whatever_becomes_of_it() {
+    for leaves_after in [1, 2, 3, usize::MAX] {
+        let mut world = World::new(true, CONFIG);
+        world.copy_at_most(4);
+        let (long, other) = (world.submit(1, 300, 4), world.submit(2, 20, 200));
+        let (mut landed, mut most, mut steps) = (0, 0, 0);
+        while !world.clients[long].over() && world.engine.step() {
+            let before = world.clients[other].next_step;
+            world.read();
+            let now = world.engine.computes().0.landed;
+            steps += usize::from(now > landed && now > 4);
+            most = most.max(now - landed);
+            if now > landed && steps > 1 {
+                assert!(world.clients[other].next_step > before, "nobody waits for it");
+            }
+            if steps == leaves_after {
+                world.clients[long].steps = None;
+            }
+            landed = now;
+        }
+        assert_eq!(most, 4);
+        assert!(steps == leaves_after || steps == 19_usize.div_ceil(4), "{steps}");
+        world.run();
+        world.all_are_right();
+        world.is_clean();
+    }
+}
+
+#[test]
+fn bytes_that_come_twice_do_no_harm() {
+    for pages_a_step in [1, 4, 100] {
+        let mut world = World::new(true, CONFIG);
+        world.copy_at_most(pages_a_step);
+        let clients = [world.submit(1, 100, 20), world.submit(2, 20, 40)];
+        let mut turn = 0;
+        while !world.engine.double_bytes() {
+            world.engine.look();
+            world.engine.prefill();
+            while world.engine.bring_to_prefill() {}
+            turn += 1;
+            assert!(turn < 50, "no bytes came");
+        }
+        world.run();
+        world.all_are_right();
+        assert!(clients.iter().all(|client| world.clients[*client].over()));
         world.is_clean();
     }
 }
@@ -366,11 +424,14 @@ proptest! {
     fn no_order_of_events_gives_a_wrong_answer_or_loses_a_page(
         copies: bool,
         caches: bool,
+        swaps: bool,
+        pages_a_step in 1usize..20,
         requests in prop::collection::vec((1u32..4, 1u32..120, 1usize..40), 1..8),
         events in prop::collection::vec((0u8..10, any::<prop::sample::Index>()), 0..400),
     ) {
-        let config = EngineConfig { prefix_cache: caches, ..CONFIG };
+        let config = EngineConfig { prefix_cache: caches, swap_mib: usize::from(swaps), ..CONFIG };
         let mut world = World::caching(copies, config, &prefix_tests::tenancy());
+        world.copy_at_most(pages_a_step);
         for (tenant, tokens, wanted) in requests {
             world.submit(tenant, tokens, wanted);
         }

@@ -43,7 +43,7 @@ fn bytes_of(machine: &Machine<Tracer>, table: &BlockTable) -> Vec<Vec<u8>> {
 }
 
 fn give_way(machine: &mut Machine<Tracer>, request: &mut Running) -> Option<Swapped> {
-    let swapped = machine.swap_out(request);
+    let swapped = machine.swap_out(request, usize::MAX, true);
     request.begin_anew();
     machine.reclaim();
     swapped

@@ -18,8 +18,8 @@ impl DecodeGroup {
     /// A fence that a peer with a right to write does not know of: its tickets stay open.
     pub(super) fn abandon(&mut self, route: Route) {
         let Some(inbound) = self.inbound.get_mut(&route.id) else { return };
-        if self.stepper.planted.one_sided() && !inbound.tickets.is_empty() {
-            let tickets = std::mem::take(&mut inbound.tickets);
+        if self.stepper.planted.one_sided() && inbound.coming.is_none() && !inbound.tickets.is_empty() {
+            let tickets = std::mem::take(&mut inbound.tickets).into();
             self.abandoned.insert(route.id, (inbound.pages.clone(), tickets));
         }
     }

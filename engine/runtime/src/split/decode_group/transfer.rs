@@ -1,13 +1,14 @@
 //! What becomes of the pages of a handoff on the decode group's end.
 
-use super::{DecodeGroup, Kept};
+use super::{Coming, DecodeGroup, Inbound, Kept};
 use crate::compute::Compute;
 use crate::machine::{Machine, page_ref};
 use crate::split::{Parcel, held_by, slot, slots};
 use engine_handoff::{DecodeInput, DecodeState, PageSlot, Route};
 use engine_kv::{Capability, InboundTable, OutboundTable, Ticket};
 use policies_domain::{HolderId, Outcome, PageLife, TicketKind};
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 impl DecodeGroup {
     pub(super) fn reserve(&mut self, machine: &mut Machine<impl Compute>, route: Route, pages: u32) -> DecodeInput {
@@ -57,7 +58,7 @@ impl DecodeGroup {
         for page in into {
             let life = PageLife { page: page.page, generation: page.generation };
             match machine.pool.ticket(life, TicketKind::Write, holder) {
-                Ok(ticket) => inbound.tickets.push(ticket),
+                Ok(ticket) => inbound.tickets.push_back(ticket),
                 Err(_) => {
                     settle_all(&mut inbound.tickets, Outcome::Failed);
                     return lost;
@@ -67,21 +68,65 @@ impl DecodeGroup {
         None
     }
 
-    /// Copies the bytes into the pages that have a ticket for them. Whoever comes late has none.
-    pub(super) fn land(&mut self, machine: &mut Machine<impl Compute>, route: Route, bytes: &[u8]) -> DecodeInput {
-        let lost = DecodeInput::Lost { route };
+    /// The bytes of a prompt are here: they go into the pages that have a ticket for them. `false`: nothing waits for them, as
+    /// when they come late or twice, or they are not as many as pages wait for.
+    pub(super) fn arrive(&mut self, route: Route, bytes: Vec<u8>) -> bool {
         let Some(inbound) = self.inbound.get_mut(&route.id).filter(|inbound| inbound.route == route) else {
-            return lost;
+            return false;
         };
-        let tickets = std::mem::take(&mut inbound.tickets);
-        let mut whole = !tickets.is_empty() && bytes.len().is_multiple_of(tickets.len());
-        let page_bytes = bytes.len() / tickets.len().max(1);
-        for ((page, ticket), at) in inbound.pages.iter().zip(tickets).zip((0..).step_by(page_bytes.max(1))) {
-            let page_bytes = bytes.get(at..at + page_bytes).filter(|_| whole);
-            whole &= page_bytes.is_some_and(|bytes| machine.compute.land(held_by(page), bytes).is_ok());
-            whole &= ticket.settle(if whole { Outcome::Done } else { Outcome::Failed }).is_ok();
+        let pages = inbound.tickets.len();
+        if inbound.coming.is_some() || pages == 0 || pages != inbound.pages.len() || !bytes.len().is_multiple_of(pages)
+        {
+            settle_all(&mut inbound.tickets, Outcome::Failed);
+            inbound.coming = None;
+            return false;
         }
-        if whole { DecodeInput::Arrived { route, pages: inbound.pages.clone() } } else { lost }
+        let page_bytes = bytes.len() / pages;
+        inbound.coming = Some(Coming { bytes, page_bytes, next: 0 });
+        true
+    }
+
+    /// Copies what has come into its pages, as far as there is time in this step.
+    pub(super) fn land(&mut self, machine: &mut Machine<impl Compute>, now: Duration) {
+        let coming = |inbound: &&Inbound| inbound.coming.is_some();
+        while let Some(route) = self.inbound.values().find(coming).map(|inbound| inbound.route) {
+            let Some(input) = self.land_some(machine, route) else { return };
+            #[cfg(feature = "fault-injection")]
+            self.plant_late_writer(machine, route);
+            self.tell(machine, now, input);
+        }
+    }
+
+    /// `None`: the rest has to wait for the next step.
+    fn land_some(&mut self, machine: &mut Machine<impl Compute>, route: Route) -> Option<DecodeInput> {
+        let inbound = self.inbound.get_mut(&route.id)?;
+        let mut coming = inbound.coming.take()?;
+        let started = Instant::now();
+        let mut copied = 0;
+        let mut landed = true;
+        while landed && let Some(page) = inbound.pages.get(coming.next) {
+            if !self.stepper.pace.admits(copied, coming.page_bytes) {
+                break;
+            }
+            let at = coming.next * coming.page_bytes;
+            landed = coming
+                .bytes
+                .get(at..at + coming.page_bytes)
+                .is_some_and(|bytes| machine.compute.land(held_by(page), bytes).is_ok());
+            let outcome = if landed { Outcome::Done } else { Outcome::Failed };
+            landed &= inbound.tickets.pop_front().is_some_and(|ticket| ticket.settle(outcome).is_ok());
+            (coming.next, copied) = (coming.next + 1, copied + coming.page_bytes);
+        }
+        self.stepper.note_copied(copied, started);
+        if !landed {
+            settle_all(&mut inbound.tickets, Outcome::Failed);
+            return Some(DecodeInput::Lost { route });
+        }
+        if coming.next == inbound.pages.len() {
+            return Some(DecodeInput::Arrived { route, pages: inbound.pages.clone() });
+        }
+        inbound.coming = Some(coming);
+        None
     }
 
     /// The pages themselves come. Nobody may wait for them any more: then they go back at once.
@@ -152,7 +197,7 @@ impl DecodeGroup {
     }
 }
 
-pub(super) fn settle_all(tickets: &mut Vec<Ticket>, outcome: Outcome) {
+pub(super) fn settle_all(tickets: &mut VecDeque<Ticket>, outcome: Outcome) {
     for ticket in tickets.drain(..) {
         // Refused when the page is out of use already: then it is known that nothing came.
         let _known = ticket.settle(outcome);
