@@ -1,5 +1,6 @@
 //! How a log is set up.
 
+use crate::signer::SignerPlace;
 use crate::witness::WitnessPolicy;
 use audit_provenance::Handover;
 use policies_domain::Digest;
@@ -17,6 +18,8 @@ pub struct AuditConfig {
     pub dir: PathBuf,
     /// The log's name in checkpoints, and the name of its key: `<host>/isolation/<half-year>`. No spaces, no plus.
     pub origin: String,
+    /// Where the key is that signs its checkpoints.
+    pub signer: SignerPlace,
     /// Digest of the program that computes and serves; of the running executable when it is `None`.
     pub build: Option<Digest>,
     /// Whether the kernels compare page tags, as the entries' coverage then says.
@@ -32,12 +35,13 @@ pub struct AuditConfig {
 }
 
 impl AuditConfig {
-    /// Defaults: kernel tag check on, a heartbeat every ten seconds.
+    /// Defaults: the key in the log's folder, kernel tag check on, a heartbeat every ten seconds.
     #[must_use]
     pub fn new(dir: impl Into<PathBuf>, origin: impl Into<String>) -> Self {
         Self {
             dir: dir.into(),
             origin: origin.into(),
+            signer: SignerPlace::File,
             build: None,
             kernel_tag_check: true,
             handover: Handover::None,

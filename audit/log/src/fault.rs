@@ -101,6 +101,14 @@ pub enum OpenLogError {
         /// The key file.
         path: String,
     },
+    /// The program that signs for the log does not.
+    #[error("the signer `{command}`: {reason}")]
+    Signer {
+        /// The program.
+        command: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// There is a log, and its key is gone. A new key would be a new log.
     #[error("the log exists and `{path}` is missing: restore it from a backup")]
     KeyMissing {

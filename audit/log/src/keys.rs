@@ -5,6 +5,7 @@
 //! replaced in silence: it may only be lost. A secret is stored with a sum that binds it to its log and its file.
 
 use crate::fault::{LogFault, OpenLogError, storage};
+use crate::signer::{CommandSigner, SignerPlace};
 use crate::storage::Storage;
 use audit_provenance::{Field, Openings, Salt, TenantRef};
 use audit_tlog::{LogSigner, VerifierKey};
@@ -61,22 +62,29 @@ pub(crate) fn epoch(wall_us: u64) -> u64 {
 
 impl Keys {
     /// Reads the keys; makes those that are missing, but no signing key for a log that has entries.
-    pub(crate) fn open(storage: Arc<dyn Storage>, origin: &str, log_exists: bool) -> Result<Self, OpenLogError> {
-        let key_error = |source| OpenLogError::Key { path: SIGNING_KEY.to_owned(), source };
-        let signer = match read_key(&*storage, SIGNING_KEY)? {
-            Some(line) => LogSigner::parse(line.trim_end_matches('\n')).map_err(key_error)?,
-            None if log_exists => return Err(OpenLogError::KeyMissing { path: SIGNING_KEY.to_owned() }),
-            None => {
-                let signer = LogSigner::from_seed(origin, &*random()?).map_err(key_error)?;
-                let line = Zeroizing::new(format!("{}\n", signer.secret_line().as_str()));
-                write_whole(&*storage, SIGNING_KEY, line.as_bytes())?;
-                signer
-            }
+    pub(crate) fn open(
+        storage: Arc<dyn Storage>,
+        origin: &str,
+        place: &SignerPlace,
+        log_exists: bool,
+    ) -> Result<Self, OpenLogError> {
+        let signer = match place {
+            SignerPlace::File => signer_in_file(&*storage, origin, log_exists)?,
+            SignerPlace::Command(command) => CommandSigner::start(command, origin)?,
         };
         if signer.name() != origin {
             return Err(OpenLogError::Origin { held: signer.name().to_owned(), wanted: origin.to_owned() });
         }
         let log = signer.verifier_key();
+        let published = storage.read(VERIFIER_KEY, KEY_FILE_BYTES_MAX).ok();
+        let published = published.and_then(|line| VerifierKey::parse(std::str::from_utf8(&line).ok()?.trim_end()).ok());
+        if let (SignerPlace::Command(command), Some(published)) = (place, published)
+            && log_exists
+            && published != log
+        {
+            let command = command.first().cloned().unwrap_or_default();
+            return Err(OpenLogError::Signer { command, reason: format!("the log is signed by {published}, its key is {log}") });
+        }
         let pseudonym = match read_secret(&*storage, &log, PSEUDONYM_KEY)? {
             Some(secret) => secret,
             None if log_exists => return Err(OpenLogError::KeyMissing { path: PSEUDONYM_KEY.to_owned() }),
@@ -169,6 +177,23 @@ impl Keys {
         }
         tenants.insert((tenant.clone(), epoch), key.clone());
         Ok(Some(key))
+    }
+}
+
+/// The key in the log's own folder; makes it when there is no log yet.
+fn signer_in_file(storage: &dyn Storage, origin: &str, log_exists: bool) -> Result<LogSigner, OpenLogError> {
+    let key_error = |source| OpenLogError::Key { path: SIGNING_KEY.to_owned(), source };
+    match read_key(storage, SIGNING_KEY)? {
+        Some(line) => LogSigner::parse(line.trim_end_matches('\n')).map_err(key_error),
+        None if log_exists => Err(OpenLogError::KeyMissing { path: SIGNING_KEY.to_owned() }),
+        None => {
+            let seed = random()?;
+            let signer = LogSigner::from_seed(origin, &seed).map_err(key_error)?;
+            let secret = signer.secret_line().unwrap_or_default();
+            let line = Zeroizing::new(format!("{}\n", secret.as_str()));
+            write_whole(storage, SIGNING_KEY, line.as_bytes())?;
+            Ok(signer)
+        }
     }
 }
 

@@ -22,6 +22,7 @@ mod recover;
 mod replayed;
 mod segment;
 mod sequence;
+mod signer;
 mod slot;
 mod storage;
 mod trace_file;
@@ -39,6 +40,7 @@ pub use log::{AppendError, AuditLog, IncidentId, LogHealth, Recorded, RequestFac
 pub use open_entry::{OpenEntry, Outcome, Refused, Sealed};
 pub use receipt::ReceiptError;
 pub use replayed::Replayed;
+pub use signer::SignerPlace;
 pub use storage::{FolderStorage, Storage, StoredFile};
 pub use witness::{
     WITNESS_ANSWER_BYTES_MAX, WITNESSES_MAX, Witness, WitnessAnswer, WitnessHealth, WitnessPolicy, WitnessTransport,

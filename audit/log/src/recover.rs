@@ -42,7 +42,7 @@ pub(crate) fn open(
     config: &AuditConfig,
 ) -> Result<Opened, OpenLogError> {
     let segments = segments(&*store)?;
-    let keys = Arc::new(Keys::open(Arc::clone(&store), &config.origin, !segments.is_empty())?);
+    let keys = Arc::new(Keys::open(Arc::clone(&store), &config.origin, &config.signer, !segments.is_empty())?);
     let slot = Slot::open(&*store, &keys.verifier_key())?;
     let mut scan = Scan::new(&*store, &keys, slot.current().map_or(0, |current| current.size))?;
     for first in &segments {

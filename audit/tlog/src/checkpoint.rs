@@ -92,7 +92,7 @@ impl Checkpoint {
             NoteError::MalformedNote => CheckpointError::Note,
             _ => CheckpointError::Signature,
         })?;
-        let checkpoint = Self::parse(note.text())?;
+        let checkpoint = Self::from_text(note.text())?;
         if checkpoint.origin != key.name() {
             return Err(CheckpointError::Origin);
         }
@@ -105,8 +105,11 @@ impl Checkpoint {
         format!("{}\n{}\n{}\n", self.origin, self.size, self.root)
     }
 
-    /// Reads the three lines; whatever does not print again as it was is refused.
-    fn parse(text: &[u8]) -> Result<Self, CheckpointError> {
+    /// Reads the three lines that are signed; whatever does not print again as it was is refused.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Form`].
+    pub fn from_text(text: &[u8]) -> Result<Self, CheckpointError> {
         let text = std::str::from_utf8(text).map_err(|_| CheckpointError::Form)?;
         let mut lines = text.split('\n');
         let (Some(origin), Some(size), Some(root)) = (lines.next(), lines.next(), lines.next()) else {

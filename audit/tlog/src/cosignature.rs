@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(again.verifier_key(), witness().verifier_key());
         let log = LogSigner::from_seed("example.com/log", &[9; 32]).unwrap();
         assert_eq!(CosignerKey::parse(&log.verifier_key().to_string()), Err(KeyError::Algorithm));
-        assert!(matches!(Cosigner::parse(&log.secret_line()), Err(KeyError::Algorithm)));
+        assert!(matches!(Cosigner::parse(&log.secret_line().unwrap()), Err(KeyError::Algorithm)));
         for position in 0..line.len() {
             let mut bytes = line.clone().into_bytes();
             bytes[position] ^= 1;

@@ -2,7 +2,7 @@
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use ed25519_dalek::{SIGNATURE_LENGTH, Signature, SignatureError, Signer as _, SigningKey, VerifyingKey};
-use std::fmt;
+use std::{fmt, io};
 use zeroize::{Zeroize as _, Zeroizing};
 
 /// Algorithm byte of a log's signatures.
@@ -69,12 +69,30 @@ impl<const ALGORITHM: u8> NamedSecret<ALGORITHM> {
     }
 }
 
+/// Signs where the secret is: in another process, in a security module.
+pub trait ExternalSigner: Send + Sync {
+    /// The Ed25519 signature of these bytes. May block.
+    ///
+    /// # Errors
+    /// Whatever kept it from signing; it names no secret.
+    fn sign(&self, message: &[u8]) -> io::Result<[u8; SIGNATURE_LENGTH]>;
+}
+
 /// A log's signing key. Its memory is zeroed when it is dropped, and it is never printed.
-pub struct LogSigner(NamedSecret<ED25519>);
+pub struct LogSigner(Held);
+
+enum Held {
+    Here(NamedSecret<ED25519>),
+    Elsewhere { key: VerifierKey, signer: Box<dyn ExternalSigner> },
+}
 
 impl fmt::Debug for LogSigner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LogSigner({}+{:08x})", self.0.name, self.0.id)
+        let (name, id) = match &self.0 {
+            Held::Here(secret) => (&secret.name, secret.id),
+            Held::Elsewhere { key, .. } => (&key.name, key.id),
+        };
+        write!(f, "LogSigner({name}+{id:08x})")
     }
 }
 
@@ -84,7 +102,13 @@ impl LogSigner {
     /// # Errors
     /// [`KeyError::Name`].
     pub fn from_seed(name: &str, seed: &[u8; 32]) -> Result<Self, KeyError> {
-        NamedSecret::from_seed(name, seed).map(Self)
+        NamedSecret::from_seed(name, seed).map(|secret| Self(Held::Here(secret)))
+    }
+
+    /// The key whose public half is `key`, and whose secret is elsewhere.
+    #[must_use]
+    pub fn elsewhere(key: VerifierKey, signer: Box<dyn ExternalSigner>) -> Self {
+        Self(Held::Elsewhere { key, signer })
     }
 
     /// Reads `PRIVATE+KEY+<name>+<id>+<key>`.
@@ -92,40 +116,68 @@ impl LogSigner {
     /// # Errors
     /// [`KeyError`].
     pub fn parse(line: &str) -> Result<Self, KeyError> {
-        NamedSecret::parse(line).map(Self)
+        NamedSecret::parse(line).map(|secret| Self(Held::Here(secret)))
     }
 
-    /// The secret line that [`LogSigner::parse`] reads.
+    /// The secret line that [`LogSigner::parse`] reads; `None` when the secret is elsewhere.
     #[must_use]
-    pub fn secret_line(&self) -> Zeroizing<String> {
-        self.0.line()
+    pub fn secret_line(&self) -> Option<Zeroizing<String>> {
+        match &self.0 {
+            Held::Here(secret) => Some(secret.line()),
+            Held::Elsewhere { .. } => None,
+        }
     }
 
     /// The public half.
     #[must_use]
     pub fn verifier_key(&self) -> VerifierKey {
-        let NamedSecret { name, id, key } = &self.0;
-        VerifierKey { name: name.clone(), id: *id, key: key.verifying_key() }
+        match &self.0 {
+            Held::Here(NamedSecret { name, id, key }) => {
+                VerifierKey { name: name.clone(), id: *id, key: key.verifying_key() }
+            }
+            Held::Elsewhere { key, .. } => key.clone(),
+        }
     }
 
     /// The key's name, which is the log's origin.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.0.name
+        match &self.0 {
+            Held::Here(secret) => &secret.name,
+            Held::Elsewhere { key, .. } => &key.name,
+        }
+    }
+
+    /// The signature of these bytes. What comes from elsewhere is verified first: a signature that nobody could verify would
+    /// end the log.
+    ///
+    /// # Errors
+    /// Whatever kept it from signing; it names no secret.
+    pub fn sign_bytes(&self, message: &[u8]) -> io::Result<[u8; SIGNATURE_LENGTH]> {
+        match &self.0 {
+            Held::Here(secret) => Ok(secret.key.try_sign(message).map_err(io::Error::other)?.to_bytes()),
+            Held::Elsewhere { key, signer } => {
+                let signature = signer.sign(message)?;
+                if key.verifies(message, &signature) { Ok(signature) } else { Err(io::ErrorKind::InvalidData.into()) }
+            }
+        }
     }
 }
 
 impl signed_note::Signer for LogSigner {
     fn name(&self) -> &str {
-        &self.0.name
+        self.name()
     }
 
     fn key_id(&self) -> u32 {
-        self.0.id
+        match &self.0 {
+            Held::Here(secret) => secret.id,
+            Held::Elsewhere { key, .. } => key.id,
+        }
     }
 
     fn sign(&self, msg: &[u8]) -> Result<Vec<u8>, SignatureError> {
-        Ok(self.0.key.try_sign(msg)?.to_bytes().to_vec())
+        self.sign_bytes(msg).map(Vec::from).map_err(SignatureError::from_source)
     }
 }
 
@@ -147,10 +199,29 @@ impl VerifierKey {
         Ok(Self { name, id, key })
     }
 
+    /// The key of these bytes, under this name.
+    ///
+    /// # Errors
+    /// [`KeyError::Name`]; [`KeyError::Form`] when they are no key.
+    pub fn from_bytes(name: &str, key: &[u8; 32]) -> Result<Self, KeyError> {
+        check_name(name)?;
+        let line = format!("{name}+{:08x}+", key_id(name, ED25519, key));
+        let mut material = vec![ED25519];
+        material.extend_from_slice(key);
+        Self::parse(&(line + &BASE64_STANDARD.encode(material)))
+    }
+
     /// The key's name, which is the log's origin.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether this is its signature of these bytes.
+    #[must_use]
+    pub fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
+        let Ok(signature) = <&[u8; SIGNATURE_LENGTH]>::try_from(signature) else { return false };
+        self.key.verify_strict(message, &Signature::from_bytes(signature)).is_ok()
     }
 }
 
@@ -176,8 +247,7 @@ impl signed_note::Verifier for VerifierKey {
     }
 
     fn verify(&self, msg: &[u8], sig: &[u8]) -> bool {
-        let Ok(signature) = <&[u8; SIGNATURE_LENGTH]>::try_from(sig) else { return false };
-        self.key.verify_strict(msg, &Signature::from_bytes(signature)).is_ok()
+        self.verifies(msg, sig)
     }
 }
 
@@ -235,7 +305,7 @@ mod tests {
     #[test]
     fn key_lines_are_read_back() {
         let signer = LogSigner::from_seed("example.com/log", &[3; 32]).unwrap();
-        let again = LogSigner::parse(&signer.secret_line()).unwrap();
+        let again = LogSigner::parse(&signer.secret_line().unwrap()).unwrap();
         assert_eq!(again.verifier_key(), signer.verifier_key());
         let line = signer.verifier_key().to_string();
         let verifier = VerifierKey::parse(&line).unwrap();
@@ -244,7 +314,7 @@ mod tests {
         assert!(!verifier.verify(b"text", &again.sign(b"text").unwrap()[..63]));
         // The other implementation of the same text form agrees.
         assert!(signed_note::StandardVerifier::new(&line).is_ok());
-        assert!(signed_note::StandardSigner::new(&signer.secret_line()).is_ok());
+        assert!(signed_note::StandardSigner::new(&signer.secret_line().unwrap()).is_ok());
     }
 
     #[test]
@@ -275,9 +345,33 @@ mod tests {
         assert_eq!(VerifierKey::parse(&weak), Err(KeyError::Form));
     }
 
+    /// Signs with a key of its own, whatever it was asked for.
+    struct Other(LogSigner);
+
+    impl ExternalSigner for Other {
+        fn sign(&self, message: &[u8]) -> io::Result<[u8; SIGNATURE_LENGTH]> {
+            self.0.sign_bytes(message)
+        }
+    }
+
+    #[test]
+    fn a_signature_from_elsewhere_is_verified_before_it_is_used() {
+        let signer = |seed| LogSigner::from_seed("log", &[seed; 32]).unwrap();
+        let elsewhere = |seed| LogSigner::elsewhere(signer(3).verifier_key(), Box::new(Other(signer(seed))));
+        let own = elsewhere(3);
+        assert_eq!(own.sign(b"text").unwrap(), signer(3).sign(b"text").unwrap());
+        assert_eq!((own.name(), own.key_id(), own.verifier_key()), ("log", signer(3).key_id(), signer(3).verifier_key()));
+        assert!(own.secret_line().is_none());
+        assert!(elsewhere(4).sign(b"text").is_err());
+        let bytes = *signer(3).verifier_key().key.as_bytes();
+        assert_eq!(VerifierKey::from_bytes("log", &bytes), Ok(signer(3).verifier_key()));
+        assert_eq!(VerifierKey::from_bytes("two words", &bytes), Err(KeyError::Name));
+        assert_eq!(VerifierKey::from_bytes("log", &[0; 32]), Err(KeyError::Form));
+    }
+
     #[test]
     fn debug_shows_no_secret() {
         let signer = LogSigner::from_seed("log", &[3; 32]).unwrap();
-        assert!(!format!("{signer:?}").contains(&signer.secret_line().as_str()[25..]));
+        assert!(!format!("{signer:?}").contains(&signer.secret_line().unwrap().as_str()[25..]));
     }
 }

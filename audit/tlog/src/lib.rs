@@ -15,7 +15,7 @@ mod witness;
 
 pub use checkpoint::{CHECKPOINT_BYTES_MAX, Checkpoint, CheckpointError, SIGNATURES_MAX};
 pub use cosignature::{Cosignature, Cosigner, CosignerKey};
-pub use key::{KeyError, LogSigner, VerifierKey};
+pub use key::{ExternalSigner, KeyError, LogSigner, VerifierKey};
 pub use proof::{EXTRA_BYTES_MAX, PROOF_BYTES_MAX, ProofError, TlogProof};
 pub use tile::{
     BundleError, ENTRY_BYTES_ROOF, TILE_WIDTH, TileFiles, TilePath, TiledTree, TreeReadError, encode_bundle,

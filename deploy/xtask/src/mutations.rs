@@ -20,6 +20,7 @@ mod split;
 mod swap;
 mod templates;
 mod tenants;
+mod signer;
 mod witnesses;
 
 use crate::phase::command_line;
@@ -67,6 +68,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         swap::SWAPPED,
         templates::TEMPLATES,
         tenants::TENANTS,
+        signer::SIGNED_ELSEWHERE,
         witnesses::WITNESSES,
     ];
     MUTATIONS.iter().chain(OTHERS.iter().copied().flatten())

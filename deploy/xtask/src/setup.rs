@@ -110,7 +110,11 @@ pub(crate) fn python_clients(root: &Path) -> Result<()> {
 /// Where Debian's package of the Go reference packages puts them.
 const GO_REFERENCE: &str = "/usr/share/gocode/src/golang.org/x/mod/sumdb/tlog";
 
-/// The tools that verify a receipt without our code (Go's reference packages, openssl) and curl for the README's lines.
+/// Where Debian puts the security module that is none.
+const SOFTHSM: &str = "/usr/lib/softhsm/libsofthsm2.so";
+
+/// The tools that verify a receipt without our code (Go's reference packages, openssl) curl for the README's lines, and a
+/// security module for the signer's test.
 pub(crate) fn foreign_tools() -> Result<()> {
     let mut packages = Vec::new();
     if !works(Command::new("go").arg("version")) {
@@ -124,6 +128,9 @@ pub(crate) fn foreign_tools() -> Result<()> {
     }
     if !works(Command::new("curl").arg("--version")) {
         packages.push("curl");
+    }
+    if !Path::new(SOFTHSM).is_file() {
+        packages.push("softhsm2");
     }
     if packages.is_empty() {
         return Ok(());

@@ -61,6 +61,8 @@ pub struct Config {
     pub probes: BTreeSet<TenantName>,
     /// Who cosigns the audit log's checkpoints.
     pub witnesses: WitnessSettings,
+    /// The program that signs for the log, and its arguments; empty when the key is in the log's folder.
+    pub signer: Vec<String>,
 }
 
 /// A part of the engine that is a process of its own, perhaps on another machine.
@@ -239,6 +241,7 @@ impl Config {
             metrics: MetricsReaders::Loopback,
             probes: BTreeSet::new(),
             witnesses: WitnessSettings::default(),
+            signer: Vec::new(),
         }
     }
 
@@ -329,6 +332,7 @@ impl Config {
         settings.inside("audit", |audit| {
             config.probes = read_probes(audit, &config.tenants);
             config.witnesses = witnesses::read(audit);
+            audit.set("signer", "a list of words, a program and its arguments", &mut config.signer, words);
         });
         settings.inside("scheduler", |scheduler| config.agreements = agreement::read_all(scheduler, &config.tenants));
         if let Err(error) = config.tenancy() {
@@ -406,6 +410,12 @@ fn read_probes(settings: &mut Settings<'_>, tenants: &[TenantKey]) -> BTreeSet<T
         value.as_array()?.iter().map(name).collect()
     });
     probes
+}
+
+/// At least one, and the first of them is not empty.
+fn words(value: &Value) -> Option<Vec<String>> {
+    let words: Option<Vec<String>> = value.as_array()?.iter().map(|word| word.as_str().map(str::to_owned)).collect();
+    words.filter(|words| words.first().is_some_and(|program| !program.is_empty()))
 }
 
 fn read_tenants(settings: &mut Settings<'_>) -> Vec<TenantKey> {

@@ -11,7 +11,7 @@ use crate::respond::RequestError;
 use crate::tls::{self, LoadTlsError};
 use crate::turns::{Turns, WAITING_MAX};
 use crate::witnesses;
-use audit_log::{AuditConfig, AuditLog, Handover, OpenLogError};
+use audit_log::{AuditConfig, AuditLog, Handover, OpenLogError, SignerPlace};
 use engine_runtime::{Engine, Split};
 use gateway_auth::{BuildKeyRingError, KeyRing, KeySecret, OpenSecretError};
 use policies_authz::{Authz, ReadRulesError};
@@ -247,7 +247,9 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         Split::Staged => Handover::Staged,
     };
     let audit = AuditConfig::new(Gateway::log_dir(&config.data_dir), config.origin);
-    let audit = AuditLog::open(AuditConfig { handover, witnesses: witnesses::policy(&config.witnesses), ..audit })?;
+    let signer = if config.signer.is_empty() { SignerPlace::File } else { SignerPlace::Command(config.signer.clone()) };
+    let witnesses = witnesses::policy(&config.witnesses);
+    let audit = AuditLog::open(AuditConfig { handover, signer, witnesses, ..audit })?;
     let metrics = Metrics::start(&engine, &audit, &keys.principals())?;
     if config.metrics == MetricsReaders::Everyone {
         tracing::warn!("everyone who reaches the listener may read the tenants' names and usage under /metrics");

@@ -31,6 +31,18 @@ fn probes_are_tenants_with_a_key() {
 }
 
 #[test]
+fn a_signer_is_a_program_and_its_arguments() {
+    let config = |audit: &str| format!("data_dir = \"d\"\nmodel = \"m\"\n[audit]\n{audit}\n");
+    let read = |audit: &str| Config::parse(&config(audit)).unwrap().signer;
+    assert_eq!(read("signer = ['bulkhead-signer', 'file']"), ["bulkhead-signer", "file"]);
+    assert!(read("").is_empty());
+    for wrong in ["'bulkhead-signer'", "[]", "['', 'file']", "['bulkhead-signer', 7]"] {
+        let wanted = "`audit.signer` must be a list of words, a program and its arguments";
+        assert_eq!(mistakes(&config(&format!("signer = {wrong}"))), [wanted], "{wrong}");
+    }
+}
+
+#[test]
 fn witnesses_have_an_address_and_a_key() {
     const KEY: &str = "witness.example/w1+6de5ed03+BPj5qgqKFYtEA2QIzqtoV45zObJfZC0pYYbK1r8Kp+aL";
     let config = |audit: &str| format!("data_dir = \"d\"\nmodel = \"m\"\n[audit]\n{audit}\n");
