@@ -66,6 +66,49 @@ fn an_answer_can_be_proved_to_a_stranger_and_a_changed_one_cannot() -> Result<()
 }
 
 #[test]
+fn whoever_holds_a_receipt_is_shown_that_the_log_has_only_grown() -> Result<()> {
+    let demo = Demo::start()?;
+    let acme = demo.client(0)?;
+    let folder = tempfile::tempdir()?;
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes);
+    let answered = || -> Result<String> {
+        let response = acme.post_bytes("/v1/chat/completions", chat(&demo.model, "Hello", 2, false).to_string().as_bytes())?;
+        acme.receipt(response.header("x-isolation-id").context("no isolation id")?)
+    };
+    let held = answered()?;
+    // The checkpoint's second line.
+    let size: u64 = held.split("\n\n").nth(1).and_then(|note| note.lines().nth(1)).context("no size")?.parse()?;
+    answered()?;
+    let path = |from: &str| format!("/v1/isolation/proof/consistency?from={from}");
+    let answer = acme.get(&path(&size.to_string()))?;
+    ensure!(answer.status == 200 && answer.header("cache-control") == Some("no-store"));
+    write("held", held.as_bytes())?;
+    write("answer", &answer.body)?;
+    write("log.vkey", &acme.get("/v1/isolation/key")?.body)?;
+    let sound = verify(&["consistency", "held", "answer"], folder.path())?;
+    let shown = String::from_utf8_lossy(&sound.stdout).into_owned();
+    ensure!(sound.status.success() && shown.contains(&format!("{size} then, ")), "{shown}");
+    let grown = shown.lines().find_map(|line| line.strip_prefix("entries"));
+    ensure!(grown != Some(&format!("     {size} then, {size} now")), "{shown}");
+    // The first hash of the proof, changed.
+    let mut changed = answer.body.clone();
+    let place = changed.iter().position(|byte| *byte == b'\n').context("no line")? + 3;
+    changed[place] = if changed[place] == b'A' { b'B' } else { b'A' };
+    write("answer", &changed)?;
+    let refused = verify(&["consistency", "held", "answer", "--json"], folder.path())?;
+    let said: Value = serde_json::from_slice(&refused.stdout)?;
+    ensure!(refused.status.code() == Some(1) && said["check"] == "consistency", "{said}");
+
+    ensure!(acme.get(&path("9999999"))?.status == 409, "more than there is");
+    for nonsense in ["", "-1", "1&from=2", "x", "18446744073709551616"] {
+        ensure!(acme.get(&path(nonsense))?.status == 400, "{nonsense}");
+    }
+    ensure!(Client::new(demo.address, None).get(&path("1"))?.status == 401);
+    ensure!(acme.get(&path("0"))?.status == 200 && acme.get(&path("1"))?.status == 200);
+    Ok(())
+}
+
+#[test]
 fn a_streamed_answer_is_proved_as_curl_prints_it() -> Result<()> {
     let demo = Demo::start()?;
     let folder = tempfile::tempdir()?;

@@ -9,6 +9,7 @@
 
 mod clock;
 mod config;
+mod consistency;
 mod cosign;
 mod fault;
 mod index;
@@ -35,6 +36,7 @@ pub use audit_provenance::{
 pub use audit_tlog::CosignerKey;
 pub use clock::{Clock, SystemClock};
 pub use config::{AuditConfig, OPEN_REQUESTS_MAX, QUEUE_MAX};
+pub use consistency::ConsistencyError;
 pub use fault::{LogFault, OpenLogError};
 pub use log::{AppendError, AuditLog, IncidentId, LogHealth, Recorded, RequestFacts};
 pub use open_entry::{OpenEntry, Outcome, Refused, Sealed};

@@ -361,6 +361,15 @@ impl AuditLog {
         crate::receipt::receipt(&self.shared, principal, request)
     }
 
+    /// What shows that the published log continues the tree of so many entries: the newest checkpoint and the proof, as C2SP
+    /// tlog-witness writes them for witnesses. Reads files: call it where blocking is allowed.
+    ///
+    /// # Errors
+    /// [`crate::ConsistencyError`].
+    pub fn consistency(&self, from: u64) -> Result<String, crate::ConsistencyError> {
+        crate::consistency::consistency(&self.shared, from)
+    }
+
     /// How the log does.
     #[must_use]
     pub fn health(&self) -> LogHealth {

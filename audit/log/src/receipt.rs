@@ -18,7 +18,7 @@ use std::sync::{Arc, PoisonError};
 /// When a receipt that is not published yet is worth another try.
 const RETRY_AFTER_MS: u64 = 250;
 /// A reader that lost its partial tiles to a newer publication takes the newer one, this often at most.
-const TRIES_MAX: usize = 4;
+pub(crate) const TRIES_MAX: usize = 4;
 
 /// Why there is no receipt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -4,6 +4,7 @@
 //! of the writer is not repeated by its checker.
 #![forbid(unsafe_code)]
 
+mod consistency;
 mod file;
 mod folder;
 mod receipt;
@@ -11,6 +12,7 @@ mod response;
 mod witnesses;
 
 pub use audit_tlog::VerifierKey;
+pub use consistency::{ConsistencyRefusal, ConsistencyReport, check_consistency};
 pub use file::read_file;
 pub use folder::{LogRefusal, LogReport, check_log};
 pub use receipt::{Evidence, ReceiptRefusal, ReceiptReport, ReplayAnswer, Unchecked, check_receipt};

@@ -6,8 +6,10 @@
 mod print;
 
 use anyhow::{Context as _, bail};
-use audit_tlog::{CosignerKey, PROOF_BYTES_MAX, VerifierKey};
-use audit_verify::{Evidence, RESPONSE_BYTES_MAX, Witnesses, check_log, check_receipt, read_file};
+use audit_tlog::{ADD_CHECKPOINT_BYTES_MAX, CosignerKey, PROOF_BYTES_MAX, VerifierKey};
+use audit_verify::{
+    Evidence, RESPONSE_BYTES_MAX, Witnesses, check_consistency, check_log, check_receipt, read_file,
+};
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal as _, Write as _};
@@ -42,6 +44,21 @@ enum What {
         /// Also writes the sealed entry's bytes to a file.
         #[arg(long, value_name = "FILE")]
         extract_entry: Option<PathBuf>,
+        #[command(flatten)]
+        witnesses: WitnessArguments,
+        /// One line of JSON instead of text.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check that a log has only grown since a checkpoint or a receipt that you hold.
+    Consistency {
+        /// What you hold: a checkpoint, or a receipt.
+        held: PathBuf,
+        /// What the gateway answered to `/v1/isolation/proof/consistency?from=SIZE`, with that checkpoint's size.
+        answer: PathBuf,
+        /// The log's verifier key, or a file that holds it. Otherwise `log.vkey` beside what you hold.
+        #[arg(long, value_name = "KEY|FILE")]
+        key: Option<String>,
         #[command(flatten)]
         witnesses: WitnessArguments,
         /// One line of JSON instead of text.
@@ -131,6 +148,20 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
                 (Ok(report), false) => print::receipt(report, &key),
                 (Ok(report), true) => print::receipt_json(report, &key),
                 (Err(refusal), false) => print::refusal("receipt", refusal.check(), refusal),
+                (Err(refusal), true) => print::refusal_json(refusal.check(), refusal),
+            };
+            out.write_all(text.as_bytes())?;
+            Ok(checked.is_ok())
+        }
+        What::Consistency { held, answer, key, witnesses, json } => {
+            let witnesses = witnesses.witnesses()?;
+            let key = find_key(key.as_deref(), held.parent().unwrap_or(Path::new("")), "what you hold")?;
+            let (held, answer) = (read(&held, PROOF_BYTES_MAX)?, read(&answer, ADD_CHECKPOINT_BYTES_MAX)?);
+            let checked = check_consistency(&held, &answer, &key.key, witnesses.as_ref());
+            let text = match (&checked, json) {
+                (Ok(report), false) => print::consistency(report, &key),
+                (Ok(report), true) => print::consistency_json(report, &key),
+                (Err(refusal), false) => print::refusal("answer", refusal.check(), refusal),
                 (Err(refusal), true) => print::refusal_json(refusal.check(), refusal),
             };
             out.write_all(text.as_bytes())?;

@@ -2,7 +2,7 @@
 
 use crate::GivenKey;
 use audit_provenance::{Coverage, Handover, Opened, SealReason};
-use audit_verify::{LogReport, ReceiptReport, Unchecked, Witnessed};
+use audit_verify::{ConsistencyReport, LogReport, ReceiptReport, Unchecked, Witnessed};
 use serde_json::json;
 use std::fmt::{Display, Write as _};
 
@@ -233,6 +233,32 @@ pub(crate) fn log_json(report: &LogReport, key: &GivenKey) -> String {
         "pages": {"own": own, "public": public, "foreign": foreign},
         "first_us": report.wall_us.0,
         "last_us": report.wall_us.1,
+    }))
+}
+
+pub(crate) fn consistency(report: &ConsistencyReport, key: &GivenKey) -> String {
+    let mut lines = Lines(String::new());
+    lines.line("log", "has only grown");
+    lines.line("origin", &report.newer.origin);
+    lines.line("key", key_source(key));
+    if !report.witnessed.is_empty() {
+        lines.line("witnesses", cosigners(&report.witnessed));
+    }
+    lines.line("entries", format_args!("{} then, {} now", report.older.size, report.newer.size));
+    lines.line("root", report.newer.root);
+    lines.0
+}
+
+pub(crate) fn consistency_json(report: &ConsistencyReport, key: &GivenKey) -> String {
+    line(&json!({
+        "result": "consistent",
+        "origin": report.newer.origin,
+        "key": key.key.to_string(),
+        "key_given": key.beside.is_none(),
+        "witnesses": cosigners_json(&report.witnessed),
+        "older_size": report.older.size,
+        "tree_size": report.newer.size,
+        "root": report.newer.root.to_string(),
     }))
 }
 

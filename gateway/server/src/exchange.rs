@@ -137,6 +137,11 @@ impl Exchange {
         self.session.req_header().uri.path()
     }
 
+    /// What follows the path's question mark.
+    pub(crate) fn query(&self) -> Option<&str> {
+        self.session.req_header().uri.query()
+    }
+
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.session.get_header(name).and_then(|value| value.to_str().ok())
     }

@@ -6,7 +6,7 @@
 use crate::exchange::{Answer, BodyError, Gone};
 use crate::framing::FramingError;
 use crate::json::ParseRequestError;
-use audit_log::{AppendError, IncidentId, Leg, ReceiptError};
+use audit_log::{AppendError, ConsistencyError, IncidentId, Leg, ReceiptError};
 use engine_model::{ChatTemplateError, RenderError};
 use engine_runtime::{StepError, SubmitError, TokenizeError};
 use gateway_auth::AuthError;
@@ -56,6 +56,10 @@ pub(crate) enum RequestError {
     Append(#[from] AppendError),
     #[error(transparent)]
     Receipt(#[from] ReceiptError),
+    #[error(transparent)]
+    Consistency(#[from] ConsistencyError),
+    #[error("`?from=` takes the size of the checkpoint that you hold, a whole number")]
+    ConsistencyFrom,
     #[error("the operator named this tenant as no probe (`[audit] probes`), so it records no audits")]
     NoProbe,
     #[error("this tenant recorded an audit a moment ago")]
@@ -238,6 +242,12 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::Receipt(ReceiptError::Damaged { .. }) => {
             Refusal::internal(500, "receipt_damaged", "The stored log does not verify.".to_owned())
         }
+        // Whoever holds a checkpoint that this log does not reach has found something out.
+        RequestError::Consistency(ConsistencyError::Ahead { .. }) => Refusal::caller(409, "log_is_shorter", message),
+        RequestError::Consistency(ConsistencyError::Damaged { .. }) => {
+            Refusal::internal(500, "log_damaged", "The stored log does not verify.".to_owned())
+        }
+        RequestError::ConsistencyFrom => Refusal::caller(400, "invalid_query", message),
         RequestError::NoProbe => {
             Refusal { kind: "permission_error", ..Refusal::caller(403, "no_probe", message) }.closing()
         }

@@ -28,6 +28,7 @@ enum Route {
     Metrics,
     Receipt(String),
     VerifierKey,
+    Consistency,
     Audits,
 }
 
@@ -38,6 +39,7 @@ impl Route {
             "/v1/completions" => Some(Self::Generate(Api::Text)),
             "/v1/models" => Some(Self::Models),
             "/v1/isolation/key" => Some(Self::VerifierKey),
+            "/v1/isolation/proof/consistency" => Some(Self::Consistency),
             "/v1/isolation/audits" => Some(Self::Audits),
             "/healthz" => Some(Self::Health),
             "/readyz" => Some(Self::Ready),
@@ -59,7 +61,8 @@ impl Route {
             | Self::Ready
             | Self::Metrics
             | Self::Receipt(_)
-            | Self::VerifierKey => "GET, HEAD",
+            | Self::VerifierKey
+            | Self::Consistency => "GET, HEAD",
         }
     }
 
@@ -75,6 +78,7 @@ impl Route {
             Self::Metrics => "metrics",
             Self::Receipt(_) => "receipt",
             Self::VerifierKey => "verifier_key",
+            Self::Consistency => "consistency",
             Self::Audits => "audits",
         }
     }
@@ -117,6 +121,7 @@ async fn follow(http: &mut Exchange, route: Route, on: &Arc<Services>) -> Result
         Route::Metrics => metrics(http, on)?,
         Route::Receipt(id) => receipt(authenticate(http, on)?, &id, on).await?,
         Route::VerifierKey => Answer::new(200, TEXT, on.audit.verifier_key()),
+        Route::Consistency => consistency(http, on).await?,
         Route::Audits => record_audit(http, on).await?,
     };
     Ok(http.answer(answer).await?)
@@ -197,6 +202,19 @@ async fn receipt(principal: Principal, id: &str, on: &Arc<Services>) -> Result<A
     let read = tokio::task::spawn_blocking(move || audit.receipt(&principal, request));
     let receipt = read.await.map_err(|_| RequestError::Internal)??;
     Ok(Answer::new(200, TEXT, receipt))
+}
+
+/// That the log has only grown since it had `from` entries, for whoever holds a checkpoint of that size.
+async fn consistency(http: &Exchange, on: &Arc<Services>) -> Result<Answer, RequestError> {
+    authenticate(http, on)?;
+    let from = http.query().and_then(|query| query.strip_prefix("from=")).and_then(|size| size.parse().ok());
+    let from: u64 = from.ok_or(RequestError::ConsistencyFrom)?;
+    let audit = on.audit.clone();
+    let proved = tokio::task::spawn_blocking(move || audit.consistency(from)).await;
+    let proof = proved.map_err(|_| RequestError::Internal)??;
+    // A cache that leaves the query out of its keys would answer with the proof of another size.
+    let headers = vec![("cache-control", "no-store".to_owned())];
+    Ok(Answer { headers, ..Answer::new(200, TEXT, proof) })
 }
 
 /// Writes what a probe says of the isolation to the log.

@@ -220,4 +220,28 @@ pub(super) const WITNESSES: &[Mutation] = &[
         packages: &["e2e", "audit-verify", "audit-witness", "gateway-server"],
         tests: "test(a_rollback_or_a_fork_of_the_data_folder_does_not_start_against_a_witness)",
     },
+    Mutation {
+        name: "verify: a log continues what was held",
+        file: "audit/verify/src/consistency.rs",
+        find: "check_proof(&answer.proof, newer.size, newer.root, older.size, older.root).map_err(ConsistencyRefusal::Forked)?;",
+        replace: "",
+        packages: &["audit-verify"],
+        tests: "test(a_log_that_has_grown_is_told_from_one_that_forked)",
+    },
+    Mutation {
+        name: "verify: an answer is about the checkpoint that is held",
+        file: "audit/verify/src/consistency.rs",
+        find: "if answer.old_size != older.size {",
+        replace: "if answer.old_size == u64::MAX {",
+        packages: &["audit-verify"],
+        tests: "test(what_is_not_from_this_log_or_about_this_checkpoint_is_refused)",
+    },
+    Mutation {
+        name: "consistency: nothing is proved beyond what is published",
+        file: "audit/log/src/consistency.rs",
+        find: "if from > published.size {",
+        replace: "if from == u64::MAX {",
+        packages: &["gateway-server", "e2e"],
+        tests: "test(whoever_holds_a_receipt_is_shown_that_the_log_has_only_grown)",
+    },
 ];
