@@ -72,7 +72,8 @@ fn whoever_holds_a_receipt_is_shown_that_the_log_has_only_grown() -> Result<()> 
     let folder = tempfile::tempdir()?;
     let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes);
     let answered = || -> Result<String> {
-        let response = acme.post_bytes("/v1/chat/completions", chat(&demo.model, "Hello", 2, false).to_string().as_bytes())?;
+        let response =
+            acme.post_bytes("/v1/chat/completions", chat(&demo.model, "Hello", 2, false).to_string().as_bytes())?;
         acme.receipt(response.header("x-isolation-id").context("no isolation id")?)
     };
     let held = answered()?;

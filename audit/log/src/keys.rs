@@ -83,7 +83,10 @@ impl Keys {
             && published != log
         {
             let command = command.first().cloned().unwrap_or_default();
-            return Err(OpenLogError::Signer { command, reason: format!("the log is signed by {published}, its key is {log}") });
+            return Err(OpenLogError::Signer {
+                command,
+                reason: format!("the log is signed by {published}, its key is {log}"),
+            });
         }
         let pseudonym = match read_secret(&*storage, &log, PSEUDONYM_KEY)? {
             Some(secret) => secret,

@@ -55,7 +55,8 @@ impl CommandSigner {
         let conversation = Conversation::begin(program, arguments).map_err(|error| failed(error.to_string()))?;
         let signer = Self { program: program.to_owned(), conversation: Mutex::new(conversation) };
         let line = signer.ask(&format!("{GREETING} {origin}")).map_err(|error| failed(error.to_string()))?;
-        let key = VerifierKey::parse(&line).map_err(|error| failed(format!("its first answer is no verifier key: {error}")))?;
+        let key = VerifierKey::parse(&line)
+            .map_err(|error| failed(format!("its first answer is no verifier key: {error}")))?;
         if key.name() != origin {
             return Err(failed(format!("its key is for `{}`, the log is `{origin}`", key.name())));
         }

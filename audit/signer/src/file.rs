@@ -24,7 +24,8 @@ impl KeyFile {
         let shown = path.display();
         let open = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         let mut file = open.with_context(|| format!("cannot make `{shown}`"))?;
-        let written = file.write_all(line.as_bytes()).and_then(|()| file.write_all(b"\n")).and_then(|()| file.sync_all());
+        let written =
+            file.write_all(line.as_bytes()).and_then(|()| file.write_all(b"\n")).and_then(|()| file.sync_all());
         written.with_context(|| format!("cannot write `{shown}`"))?;
         Ok(key)
     }

@@ -40,7 +40,9 @@ impl ModuleKey {
         }
         let [slot] = slots[..] else { bail!("{} tokens are called `{token}`, one is needed", slots.len()) };
         let session = library.open_ro_session(slot)?;
-        session.login(UserType::User, Some(&AuthPin::new(pin.trim_end().into()))).context("the token takes no login")?;
+        session
+            .login(UserType::User, Some(&AuthPin::new(pin.trim_end().into())))
+            .context("the token takes no login")?;
         let secret = one(&session, ObjectClass::PRIVATE_KEY, label)?;
         let of_public = one(&session, ObjectClass::PUBLIC_KEY, label)?;
         let attributes = session.get_attributes(of_public, &[AttributeType::EcPoint])?;
@@ -59,11 +61,8 @@ impl ModuleKey {
 
 /// The key pair's half with this label.
 fn one(session: &Session, class: ObjectClass, label: &str) -> Result<ObjectHandle> {
-    let wanted = [
-        Attribute::Class(class),
-        Attribute::KeyType(KeyType::EC_EDWARDS),
-        Attribute::Label(label.as_bytes().to_vec()),
-    ];
+    let wanted =
+        [Attribute::Class(class), Attribute::KeyType(KeyType::EC_EDWARDS), Attribute::Label(label.as_bytes().to_vec())];
     let found = session.find_objects(&wanted)?;
     let [object] = found[..] else {
         let half = if class == ObjectClass::PRIVATE_KEY { "private" } else { "public" };

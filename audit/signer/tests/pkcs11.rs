@@ -36,8 +36,10 @@ fn token(folder: &Path) {
     session.logout().unwrap();
     session.login(UserType::User, Some(&pin)).unwrap();
     let label = Attribute::Label(b"log".to_vec());
-    let public = [Attribute::Token(true), Attribute::Verify(true), Attribute::EcParams(ED25519.to_vec()), label.clone()];
-    let private = [Attribute::Token(true), Attribute::Sign(true), Attribute::Private(true), Attribute::Sensitive(true), label];
+    let public =
+        [Attribute::Token(true), Attribute::Verify(true), Attribute::EcParams(ED25519.to_vec()), label.clone()];
+    let private =
+        [Attribute::Token(true), Attribute::Sign(true), Attribute::Private(true), Attribute::Sensitive(true), label];
     session.generate_key_pair(&Mechanism::EccEdwardsKeyPairGen, &public, &private).unwrap();
 }
 

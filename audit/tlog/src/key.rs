@@ -360,7 +360,10 @@ mod tests {
         let elsewhere = |seed| LogSigner::elsewhere(signer(3).verifier_key(), Box::new(Other(signer(seed))));
         let own = elsewhere(3);
         assert_eq!(own.sign(b"text").unwrap(), signer(3).sign(b"text").unwrap());
-        assert_eq!((own.name(), own.key_id(), own.verifier_key()), ("log", signer(3).key_id(), signer(3).verifier_key()));
+        assert_eq!(
+            (own.name(), own.key_id(), own.verifier_key()),
+            ("log", signer(3).key_id(), signer(3).verifier_key())
+        );
         assert!(own.secret_line().is_none());
         assert!(elsewhere(4).sign(b"text").is_err());
         let bytes = *signer(3).verifier_key().key.as_bytes();

@@ -7,9 +7,7 @@ mod print;
 
 use anyhow::{Context as _, bail};
 use audit_tlog::{ADD_CHECKPOINT_BYTES_MAX, CosignerKey, PROOF_BYTES_MAX, VerifierKey};
-use audit_verify::{
-    Evidence, RESPONSE_BYTES_MAX, Witnesses, check_consistency, check_log, check_receipt, read_file,
-};
+use audit_verify::{Evidence, RESPONSE_BYTES_MAX, Witnesses, check_consistency, check_log, check_receipt, read_file};
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal as _, Write as _};

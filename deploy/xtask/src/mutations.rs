@@ -16,11 +16,11 @@ mod prefix;
 mod remote;
 mod rows;
 mod scheduler;
+mod signer;
 mod split;
 mod swap;
 mod templates;
 mod tenants;
-mod signer;
 mod witnesses;
 
 use crate::phase::command_line;
