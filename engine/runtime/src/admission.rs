@@ -222,7 +222,8 @@ impl Stepper {
         }
         let cached =
             if self.role == Role::Whole { machine.found(admitted.label, &admitted.tokens).tokens() } else { 0 };
-        if let Some(swapped) = admitted.swapped.take_if(|swapped| swapped.tokens > cached) {
+        // What its cache has by now is there without a copy.
+        if let Some(swapped) = admitted.swapped.take().filter(|swapped| swapped.tokens > cached) {
             let started = Instant::now();
             let back = machine.swap_in(&admitted, &swapped);
             self.note_copied(swapped.bytes(), started);
