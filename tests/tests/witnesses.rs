@@ -79,7 +79,8 @@ impl Site {
             let output = verify.args(["--witness", &self.witness_key]).output()?;
             let said = String::from_utf8_lossy(&output.stdout).into_owned();
             if output.status.success() {
-                ensure!(said.contains("witness.example/w1 ("), "{said}");
+                let name = self.witness_key.split('+').next().context("no name")?;
+                ensure!(said.contains(&format!("{name} (")), "{said}");
                 return Ok(());
             }
             ensure!(said.contains("check       witnesses"), "{said}");
@@ -102,6 +103,37 @@ fn address(program: &mut Program) -> Result<String> {
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
     run(Command::new("cp").arg("-a").arg(from).arg(to)).map(drop)
+}
+
+#[test]
+fn an_auditor_reads_what_the_gateway_writes_and_cosigns_it() -> Result<()> {
+    let mut site = Site::new()?;
+    let (gateway, _) = site.serve("")?;
+    gateway.stop()?;
+    let (log, data) = (site.path("data/log").display().to_string(), site.path("auditor").display().to_string());
+    let key = site.path("data/log/log.vkey").display().to_string();
+    let make = ["key", "auditor.example/a1", "--data-dir", &data];
+    let made = run(Command::new(binary("bulkhead-auditor")?).args(make))?;
+    site.witness_key = String::from_utf8(made.stdout)?.trim().to_owned();
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--data-dir", &data, "--log", &log, "--key", &key];
+    let mut auditor = Program::start_named("bulkhead-auditor", serve)?;
+    let at = address(&mut auditor)?;
+    let (gateway, acme) = site.serve(&site.audit(&at, "witness_quorum_at_start = true"))?;
+    for stream in [false, true] {
+        let asked = chat("smol", "Count to ten.", 30, stream).to_string();
+        ensure!(acme.post_bytes("/v1/chat/completions", asked.as_bytes())?.status == 200);
+    }
+    site.witnessed(&acme)?;
+    let metrics = String::from_utf8(acme.get("/metrics")?.body)?;
+    ensure!(metrics.contains("audit_witness_alarms 0"), "{metrics}");
+    gateway.stop()?;
+    let checked = run(Command::new(binary("bulkhead-auditor")?).args(["check", "--log", &log, "--key", &key]))?;
+    let said = String::from_utf8(checked.stdout)?;
+    ensure!(
+        said.starts_with("no objection: ") && said.contains(" 3 responses, 0 of them stopped, 0 without"),
+        "{said}"
+    );
+    Ok(())
 }
 
 #[test]

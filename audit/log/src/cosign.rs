@@ -183,6 +183,7 @@ fn run(shared: &Weak<Shared>, board: &Board, clock: &dyn Clock, number: usize, w
                 Some(format!("it says that it has seen {theirs} entries, and there are {}", target.size))
             }
             Asked::Forked(size) => Some(format!("it has seen another tree of {size} entries than this log's")),
+            Asked::Refused(reason) => Some(format!("it has looked into the log and does not cosign: {reason}")),
             Asked::Failed(reason) => {
                 tracing::warn!(witness = name, reason, "a witness has not cosigned");
                 None
@@ -190,7 +191,7 @@ fn run(shared: &Weak<Shared>, board: &Board, clock: &dyn Clock, number: usize, w
         };
         pause_us = if alarm.is_some() { PAUSE_US_MAX } else { (pause_us * 2).clamp(PAUSE_US, PAUSE_US_MAX) };
         if let Some(alarm) = &alarm {
-            tracing::error!(witness = name, alarm, "a witness has seen another history of this log");
+            tracing::error!(witness = name, alarm, "a witness has an objection to this log");
         }
         board.failed(number, alarm);
         pause_until_us = clock.mono_us().saturating_add(pause_us);

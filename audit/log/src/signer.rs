@@ -165,7 +165,7 @@ fn next_line(from: &mut BufReader<ChildStdout>) -> io::Result<Option<String>> {
     }
 }
 
-/// Of what a program said, what may stand in a line of a log.
-fn printable(text: &str) -> String {
+/// Of what another program said, what may stand in a line of a log.
+pub(crate) fn printable(text: &str) -> String {
     text.trim().chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(200).collect()
 }

@@ -6,6 +6,7 @@
 
 use crate::fault::OpenLogError;
 use crate::publish::Published;
+use crate::signer::printable;
 use audit_tlog::{AddCheckpoint, Checkpoint, Cosignature, CosignerKey, Hash};
 use std::fmt;
 use std::io;
@@ -17,6 +18,8 @@ pub const WITNESSES_MAX: usize = audit_tlog::SIGNATURES_MAX - 1;
 pub const WITNESS_ANSWER_BYTES_MAX: usize = 16 * 1024;
 /// Requests until a witness has told its size and got the proof from there. One that goes on changing it is given up.
 const ASKS_MAX: usize = 3;
+/// How the answer of a witness begins that has looked into the log and refuses it.
+const AUDIT: &str = "audit: ";
 
 /// Carries a request to one witness. It blocks, for a bounded time.
 pub trait WitnessTransport: Send + Sync + 'static {
@@ -85,6 +88,8 @@ pub(crate) enum Asked {
     Ahead(u64),
     /// It has seen another tree of the size that is told: it refused a proof that is right.
     Forked(u64),
+    /// It has looked into the log and does not cosign what it found.
+    Refused(String),
     /// No cosignature, and no word about the log's history.
     Failed(String),
 }
@@ -131,7 +136,13 @@ pub(crate) fn ask(
                 Some(theirs) if theirs != old_size => *known = Some(theirs),
                 _ => return Asked::Failed("it contradicts itself about the size that it has seen".into()),
             },
-            422 => return Asked::Forked(old_size),
+            422 => {
+                let text = String::from_utf8_lossy(&answer.body);
+                return match text.strip_prefix(AUDIT) {
+                    Some(reason) => Asked::Refused(printable(reason)),
+                    None => Asked::Forked(old_size),
+                };
+            }
             403 => return Asked::Failed("it does not know this log's key (403)".into()),
             404 => return Asked::Failed("it does not follow this log (404)".into()),
             status => return Asked::Failed(format!("it answered with status {status}")),
@@ -170,6 +181,9 @@ pub(crate) fn check_at_start(
             Asked::Cosigned(_) => agreed += 1,
             Asked::Ahead(theirs) => return Err(OpenLogError::WitnessAhead { witness, theirs: *theirs, ours }),
             Asked::Forked(size) => return Err(OpenLogError::WitnessForked { witness, size: *size, ours }),
+            Asked::Refused(reason) => {
+                tracing::error!(witness, reason, "an auditor does not cosign this log");
+            }
             Asked::Failed(reason) => {
                 tracing::warn!(witness, reason, "a witness could not say whether this log is the newest");
             }

@@ -59,6 +59,7 @@ impl WitnessTransport for To {
             Answer::UnknownLog => (404, String::new()),
             Answer::OtherSize(size) => (409, format!("{size}\n")),
             Answer::Inconsistent(reason) => (422, reason.to_owned()),
+            Answer::Refused(reason) => (422, format!("audit: {reason}\n")),
             Answer::Failed => (500, String::new()),
         };
         Ok(WitnessAnswer { status, body: body.into_bytes() })

@@ -12,8 +12,8 @@ use audit_tlog::{
 };
 use policies_domain::{Digest, RequestId};
 use std::collections::{BTreeMap, HashMap};
-use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 /// What a sound log holds.
 #[derive(Debug, Clone)]
@@ -222,40 +222,98 @@ pub fn check_log(
     let note = read(dir, "checkpoint", CHECKPOINT_BYTES_MAX)?;
     let checkpoint = Checkpoint::open(&note, key)?;
     let witnessed = witnesses.map(|witnesses| witnessed(dir, key, &checkpoint, &note, witnesses)).transpose()?;
-    let mut edge = Edge::new();
-    let mut story = Story::new(key, checkpoint.clone());
-    while edge.size() < checkpoint.size {
-        let left = checkpoint.size - edge.size();
-        let width = usize::try_from(left).unwrap_or(TILE_WIDTH).min(TILE_WIDTH);
-        let path = TilePath { level: None, number: edge.size() / TILE_WIDTH as u64, width };
-        let bundle = read(dir, &path.to_string(), width * (ENTRY_BYTES_MAX + 2))?;
-        let entries = parse_bundle(&bundle, width).map_err(|source| LogRefusal::Bundle { path, source })?;
-        for bytes in entries {
-            let (index, leaf) = (edge.size(), leaf_hash(bytes));
-            for tile in edge.push(leaf) {
-                let path = TilePath { level: Some(tile.level), number: tile.number, width: TILE_WIDTH };
-                check_tile(dir, path, &tile.hashes)?;
+    let mut follower = LogFollower::new(dir, key);
+    while follower.size() < checkpoint.size {
+        follower.advance(checkpoint.size, |taken| match &witnessed {
+            Some((older, _)) if older.size == taken.tree.size() && older.root != taken.tree.root() => {
+                Err(LogRefusal::WitnessedTree { size: older.size })
             }
-            if let Some((older, _)) = &witnessed
-                && older.size == edge.size()
-                && older.root != edge.root()
-            {
-                return Err(LogRefusal::WitnessedTree { size: older.size });
-            }
-            let entry = Entry::decode(bytes).map_err(|source| LogRefusal::Entry { index, source })?;
-            story.entry(index, leaf, &entry)?;
-        }
-        progress(edge.size(), checkpoint.size);
+            _ => Ok(()),
+        })?;
+        progress(follower.size(), checkpoint.size);
     }
-    for (level, number, hashes) in edge.partial_tiles() {
+    for (level, number, hashes) in follower.edge.partial_tiles() {
         check_tile(dir, TilePath { level: Some(level), number, width: hashes.len() }, hashes)?;
     }
-    if edge.root() != checkpoint.root {
+    if follower.root() != checkpoint.root {
         return Err(LogRefusal::Root { size: checkpoint.size });
     }
-    let mut report = story.report();
+    let mut report = follower.story.report(checkpoint);
     report.witnessed = witnessed.map(|(older, cosigned)| (older.size, cosigned));
     Ok(report)
+}
+
+/// Takes in a log that grows, entry by entry, with the checks of [`check_log`] that need no end.
+pub struct LogFollower {
+    dir: PathBuf,
+    edge: Edge,
+    story: Story,
+}
+
+/// An entry that was taken in.
+#[derive(Debug)]
+pub struct Taken<'a> {
+    /// Its index.
+    pub index: u64,
+    /// What it says.
+    pub entry: &'a Entry,
+    /// The tree that ends with it.
+    pub tree: &'a Edge,
+}
+
+impl LogFollower {
+    /// At the beginning of the log in this folder.
+    #[must_use]
+    pub fn new(dir: &Path, key: &VerifierKey) -> Self {
+        Self { dir: dir.to_owned(), edge: Edge::new(), story: Story::new(key) }
+    }
+
+    /// Entries that were taken in.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.edge.size()
+    }
+
+    /// The root hash of the tree of these entries.
+    #[must_use]
+    pub fn root(&self) -> Hash {
+        self.edge.root()
+    }
+
+    /// Takes in what is new in the next bundle of a log that has `size` entries. `each` is told of every entry, after its own
+    /// checks. It is of no use any more after an error, but for one of a file that could not be read.
+    ///
+    /// # Errors
+    /// [`LogRefusal`]: the first check that fails, or what `each` says.
+    pub fn advance<E: From<LogRefusal>>(
+        &mut self,
+        size: u64,
+        mut each: impl FnMut(Taken<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let begin = self.edge.size() / TILE_WIDTH as u64 * TILE_WIDTH as u64;
+        let width = usize::try_from(size.saturating_sub(begin)).unwrap_or(TILE_WIDTH).min(TILE_WIDTH);
+        let known = usize::try_from(self.edge.size() - begin).unwrap_or(TILE_WIDTH);
+        let path = TilePath { level: None, number: begin / TILE_WIDTH as u64, width };
+        let bundle = read(&self.dir, &path.to_string(), width * (ENTRY_BYTES_MAX + 2))?;
+        let entries = parse_bundle(&bundle, width).map_err(|source| LogRefusal::Bundle { path, source })?;
+        for bytes in entries.into_iter().skip(known) {
+            let (index, leaf) = (self.edge.size(), leaf_hash(bytes));
+            for tile in self.edge.push(leaf) {
+                let path = TilePath { level: Some(tile.level), number: tile.number, width: TILE_WIDTH };
+                check_tile(&self.dir, path, &tile.hashes)?;
+            }
+            let entry = Entry::decode(bytes).map_err(|source| LogRefusal::Entry { index, source })?;
+            self.story.entry(index, leaf, &entry)?;
+            each(Taken { index, entry: &entry, tree: &self.edge })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for LogFollower {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LogFollower({} entries)", self.size())
+    }
 }
 
 /// The newest checkpoint of the folder that the witnesses have cosigned: the published one, or the one that is kept for when
@@ -297,8 +355,8 @@ fn read(dir: &Path, path: &str, bytes_max: usize) -> Result<Vec<u8>, LogRefusal>
 }
 
 /// What the entries say, taken in order.
-struct Story<'a> {
-    key: &'a VerifierKey,
+struct Story {
+    key: VerifierKey,
     version: EntryVersion,
     tenants: HashMap<TenantRef, (u64, Digest)>,
     requests: HashMap<RequestId, Request>,
@@ -334,10 +392,10 @@ impl Request {
     }
 }
 
-impl<'a> Story<'a> {
-    fn new(key: &'a VerifierKey, checkpoint: Checkpoint) -> Self {
+impl Story {
+    fn new(key: &VerifierKey) -> Self {
         let report = LogReport {
-            checkpoint,
+            checkpoint: Checkpoint { origin: String::new(), size: 0, root: Edge::new().root() },
             witnessed: None,
             kinds: BTreeMap::new(),
             reasons: BTreeMap::new(),
@@ -350,6 +408,7 @@ impl<'a> Story<'a> {
             wall_us: (0, 0),
         };
         let (tenants, requests, incidents) = Default::default();
+        let key = key.clone();
         Self { key, version: EntryVersion::V1, tenants, requests, incidents, report }
     }
 
@@ -480,7 +539,8 @@ impl<'a> Story<'a> {
             .ok_or(LogRefusal::Pairing { index })
     }
 
-    fn report(mut self) -> LogReport {
+    fn report(mut self, checkpoint: Checkpoint) -> LogReport {
+        self.report.checkpoint = checkpoint;
         self.report.tenants = self.tenants.len() as u64;
         self.report.unsealed = self.requests.values().filter(|request| request.sealed.is_none()).count() as u64;
         for (_, life) in self.incidents.values() {

@@ -361,7 +361,11 @@ fn check_pair(
     if follows && linked { Ok(tenant) } else { Err(differs("the tenant's number")) }
 }
 
-fn check_trace(bytes: &[u8], sealed: &Sealing) -> Result<Trace, ReceiptRefusal> {
+/// Checks a trace against the entry that has its digest.
+///
+/// # Errors
+/// [`ReceiptRefusal::Trace`], [`ReceiptRefusal::TraceForm`].
+pub fn check_trace(bytes: &[u8], sealed: &Sealing) -> Result<Trace, ReceiptRefusal> {
     let contradicts = |contradiction| ReceiptRefusal::Trace { contradiction };
     if sealed.trace != Some(Trace::root(bytes)) {
         return Err(contradicts("is not the one that was sealed"));

@@ -167,6 +167,7 @@ async fn answer(
             conflict
         }
         Answer::Inconsistent(reason) => text(StatusCode::UNPROCESSABLE_ENTITY, format!("{reason}\n")),
+        Answer::Refused(reason) => text(StatusCode::UNPROCESSABLE_ENTITY, format!("audit: {reason}\n")),
         Answer::Failed => text(StatusCode::INTERNAL_SERVER_ERROR, "the witness cannot sign\n"),
     }
 }

@@ -22,10 +22,21 @@ pub struct Witness {
 
 struct Followed {
     key: VerifierKey,
+    /// Who has a say besides.
+    examiner: Option<Box<dyn Examine>>,
     /// SHA-256 of the origin, hexadecimal: the name of its file, and of its place on the network.
     origin_hash: String,
     /// Held from the check until the new state is on the device, so that no two requests are checked against one state.
     latest: Mutex<Option<Seen>>,
+}
+
+/// Whoever looks into a log before its checkpoints are cosigned.
+pub trait Examine: Send + Sync {
+    /// Looks at everything below this checkpoint. Blocks.
+    ///
+    /// # Errors
+    /// Why it must not be cosigned, for the log's operator.
+    fn examine(&self, checkpoint: &Checkpoint) -> Result<(), String>;
 }
 
 struct Seen {
@@ -49,6 +60,8 @@ pub enum Answer {
     OtherSize(u64),
     /// 422: the tree does not continue the one that was seen.
     Inconsistent(&'static str),
+    /// 422: whoever looks into the log says that it must not be cosigned.
+    Refused(String),
     /// 500: the witness could not keep what it would have signed, so it did not sign.
     Failed,
 }
@@ -103,12 +116,18 @@ impl Witness {
             let kept = store.latest(&origin_hash)?;
             let latest = kept.map(|note| seen(note, &key, &cosigner.verifier_key())).transpose();
             let latest = latest.map_err(|source| OpenWitnessError::Damaged { origin: origin.clone(), source })?;
-            let followed = Followed { key, origin_hash, latest: Mutex::new(latest) };
+            let followed = Followed { key, examiner: None, origin_hash, latest: Mutex::new(latest) };
             if logs.insert(origin.clone(), followed).is_some() {
                 return Err(OpenWitnessError::Twice { origin });
             }
         }
         Ok(Self { cosigner, store, logs })
+    }
+
+    /// From here on checkpoints of this log are cosigned only after `examiner` has looked at them. `false`: it is not followed.
+    pub fn examine(&mut self, origin: &str, examiner: Box<dyn Examine>) -> bool {
+        let log = self.logs.get_mut(origin);
+        log.map(|log| log.examiner = Some(examiner)).is_some()
     }
 
     /// The key with which its cosignatures are checked.
@@ -166,6 +185,13 @@ impl Witness {
         let old_root = latest.as_ref().map_or(empty, |seen| seen.checkpoint.root);
         if check_consistency(&request.proof, checkpoint.size, checkpoint.root, old_size, old_root).is_err() {
             return Answer::Inconsistent("the proof does not lead from the tree that was seen to this one");
+        }
+
+        if let Some(examiner) = &log.examiner
+            && let Err(reason) = examiner.examine(&checkpoint)
+        {
+            tracing::error!(origin = checkpoint.origin, size = checkpoint.size, reason, "not cosigned");
+            return Answer::Refused(reason);
         }
 
         // "The witness MUST persist the new checkpoint before responding." What is kept is what was signed, with the two

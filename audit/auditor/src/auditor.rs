@@ -1,0 +1,222 @@
+//! What an auditor reads and what it objects to.
+
+use crate::page_lives::{Owner, PageLives};
+use crate::traces::Traces;
+use audit_provenance::{Body, Entry, PageClass, SealReason, Sealing, TenantRef};
+use audit_tlog::{Checkpoint, VerifierKey};
+use audit_verify::{LogFollower, LogRefusal, ReceiptRefusal, check_trace};
+use audit_witness::Examine;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// What was audited so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Audited {
+    /// Entries, each of which was decoded and put into its tenant's chain.
+    pub entries: u64,
+    /// Responses that were sealed.
+    pub responses: u64,
+    /// Of these, responses whose trace is not there: dropped, too long to be kept, or lost in a crash. Their entries were checked.
+    pub without_trace: u64,
+    /// Responses that were stopped because of an isolation fault, with an incident in the log.
+    pub stopped: u64,
+}
+
+/// Why an auditor does not cosign. But for [`Objection::Storage`], it stays.
+#[derive(Debug, thiserror::Error)]
+pub enum Objection {
+    /// The log's files could not be read.
+    #[error("the log could not be read: {0}")]
+    Storage(io::Error),
+    /// An entry, a tile or a chain is not as it must be.
+    #[error(transparent)]
+    Log(LogRefusal),
+    /// The tree of the entries is not the one that was signed.
+    #[error("the entries have another root hash than the checkpoint of {size} entries")]
+    Root {
+        /// Its size.
+        size: u64,
+    },
+    /// A trace is not the one of its entry, or says other things than that.
+    #[error("entry {index}: {source}")]
+    Trace {
+        /// The sealed entry.
+        index: u64,
+        /// What is wrong.
+        source: ReceiptRefusal,
+    },
+    /// One life of a page was read by two owners as their own.
+    #[error("entry {index}: page {page} was another's in its life {generation}, as an earlier response says")]
+    Owner {
+        /// The sealed entry.
+        index: u64,
+        /// The page.
+        page: u32,
+        /// Its life.
+        generation: u32,
+    },
+    /// What was sent comes from steps that the response did not make, or not in order.
+    #[error("entry {index}: a chunk comes from steps that are not its response's")]
+    Steps {
+        /// The sealed entry.
+        index: u64,
+    },
+}
+
+impl From<LogRefusal> for Objection {
+    fn from(refusal: LogRefusal) -> Self {
+        match refusal {
+            LogRefusal::File { source, .. } => Self::Storage(source),
+            refusal => Self::Log(refusal),
+        }
+    }
+}
+
+/// Reads one log, from its folder.
+#[derive(Debug)]
+pub struct Auditor {
+    dir: PathBuf,
+    key: VerifierKey,
+    reading: Mutex<Reading>,
+}
+
+#[derive(Debug)]
+struct Reading {
+    follower: LogFollower,
+    rules: Rules,
+    /// What was objected to, if it stays.
+    objection: Option<String>,
+}
+
+impl Reading {
+    fn new(dir: &Path, key: &VerifierKey) -> Self {
+        let rules = Rules { traces: Traces::new(dir), lives: PageLives::default(), audited: Audited::default() };
+        Self { follower: LogFollower::new(dir, key), rules, objection: None }
+    }
+}
+
+impl Auditor {
+    /// Of the log with this key.
+    #[must_use]
+    pub fn new(dir: &Path, key: VerifierKey) -> Self {
+        let reading = Mutex::new(Reading::new(dir, &key));
+        Self { dir: dir.to_owned(), key, reading }
+    }
+
+    /// What was audited so far.
+    #[must_use]
+    pub fn audited(&self) -> Audited {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner).rules.audited
+    }
+
+    /// Reads on to this checkpoint, whose signature was verified, and applies the rules. `progress` is told how many entries are
+    /// read.
+    ///
+    /// # Errors
+    /// What the first entry is objected to for, in words; the same again for every later checkpoint, unless it was that files
+    /// could not be read.
+    pub fn audit(&self, checkpoint: &Checkpoint, mut progress: impl FnMut(u64)) -> Result<Audited, String> {
+        let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(objection) = &reading.objection {
+            return Err(objection.clone());
+        }
+        if reading.follower.size() > checkpoint.size {
+            // It was read further than it is asked about: the tree of that size is gone.
+            *reading = Reading::new(&self.dir, &self.key);
+        }
+        let read = reading.read_to(checkpoint, &mut progress);
+        read.map_err(|objection| {
+            let text = objection.to_string();
+            match objection {
+                // Half of a bundle may have been taken in: begin anew with the next checkpoint.
+                Objection::Storage(_) => *reading = Reading::new(&self.dir, &self.key),
+                _ => reading.objection = Some(text.clone()),
+            }
+            text
+        })
+    }
+}
+
+impl Examine for Auditor {
+    fn examine(&self, checkpoint: &Checkpoint) -> Result<(), String> {
+        let audited = self.audit(checkpoint, |_| {})?;
+        tracing::debug!(?audited, "audited");
+        Ok(())
+    }
+}
+
+impl Reading {
+    fn read_to(&mut self, checkpoint: &Checkpoint, progress: &mut dyn FnMut(u64)) -> Result<Audited, Objection> {
+        self.rules.traces.look().map_err(Objection::Storage)?;
+        while self.follower.size() < checkpoint.size {
+            let rules = &mut self.rules;
+            self.follower.advance(checkpoint.size, |taken| rules.apply(taken.index, taken.entry))?;
+            progress(self.follower.size());
+        }
+        if self.follower.root() != checkpoint.root {
+            return Err(Objection::Root { size: checkpoint.size });
+        }
+        Ok(self.rules.audited)
+    }
+}
+
+/// The rules that take more than an entry's own words.
+#[derive(Debug)]
+struct Rules {
+    traces: Traces,
+    lives: PageLives,
+    audited: Audited,
+}
+
+impl Rules {
+    fn apply(&mut self, index: u64, entry: &Entry) -> Result<(), Objection> {
+        self.audited.entries = index + 1;
+        let (Body::Sealed(sealed), Some(link)) = (&entry.body, entry.head.tenant) else { return Ok(()) };
+        self.audited.responses += 1;
+        self.audited.stopped += u64::from(sealed.reason == SealReason::Isolation);
+        if sealed.trace.is_none() {
+            return Ok(());
+        }
+        match self.traces.of(index).map_err(Objection::Storage)? {
+            Some(trace) => self.trace(index, entry.head.boot, link.tenant, sealed, &trace),
+            None => {
+                self.audited.without_trace += 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn trace(
+        &mut self,
+        index: u64,
+        boot: [u8; 16],
+        tenant: TenantRef,
+        sealed: &Sealing,
+        trace: &[u8],
+    ) -> Result<(), Objection> {
+        let trace = check_trace(trace, sealed).map_err(|source| Objection::Trace { index, source })?;
+        for run in &trace.pages {
+            let (page, generation) = (run.page.0, run.generation.0);
+            let owner = match run.class {
+                PageClass::Own => Owner::Tenant(tenant),
+                PageClass::Public => Owner::Everybody,
+                // Counted by the entry, as was compared; and an entry that counts one is of a response that was stopped.
+                PageClass::Nobody | PageClass::Other => continue,
+            };
+            if !self.lives.read(boot, page, generation, owner) {
+                return Err(Objection::Owner { index, page, generation });
+            }
+        }
+        let mut before = 0;
+        for run in &trace.chunks {
+            let (first, last) = (u64::from(run.first_step), u64::from(run.chunks).saturating_sub(1));
+            let end = last.saturating_mul(run.stride.into()).saturating_add(first).saturating_add(run.span.into());
+            if first < before || end >= sealed.steps {
+                return Err(Objection::Steps { index });
+            }
+            before = first;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,14 @@
+//! An auditor of a log: it reads every entry and every trace by itself, keeps its own table of whose each page was, and cosigns a
+//! checkpoint only if it can say: everything below it was decoded, its rules were applied, and what broke one was stopped and is
+//! in the log.
+//!
+//! It shares the specification, the format of entries and the witness's memory with others, and nothing with who wrote the log.
+//! It runs beside the gateway, as another user with another key, or anywhere that has a copy of the log's folder.
+//! [`Auditor::audit`] is the story.
+#![forbid(unsafe_code)]
+
+mod auditor;
+mod page_lives;
+mod traces;
+
+pub use auditor::{Audited, Auditor, Objection};

@@ -1,0 +1,194 @@
+//! `bulkhead-auditor`: audits a log as it grows, and cosigns what it has audited.
+//!
+//! Exit status: 0 after a signal, a made key or an audit without objection; 1 for an objection; 2 for anything that keeps it from
+//! its work.
+#![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+use anyhow::{Context as _, bail};
+use audit_auditor::{Audited, Auditor};
+use audit_tlog::{CHECKPOINT_BYTES_MAX, Checkpoint, VerifierKey};
+use audit_verify::read_file;
+use audit_witness::{Examine, Limits, Witness, make_key, serve};
+use clap::{Args, Parser, Subcommand};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{IsTerminal as _, Write as _};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+const KEY_BYTES_MAX: usize = 1_024;
+
+/// Audits a log as it grows, and cosigns what it has audited.
+#[derive(Parser)]
+#[command(name = "bulkhead-auditor", version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Make the auditor's folder and key, if they are not there, and print its verifier key.
+    Key {
+        /// The auditor's name, as in `auditor.example.com/a1`: no spaces, no plus.
+        name: String,
+        /// Where the key is kept, and later what it has signed.
+        #[arg(long, value_name = "DIR")]
+        data_dir: PathBuf,
+    },
+    /// Audit a log once and say what was found.
+    Check {
+        #[command(flatten)]
+        log: Log,
+    },
+    /// Audit a log as it grows: answer its gateway, which asks as it asks witnesses.
+    Serve {
+        #[command(flatten)]
+        log: Log,
+        /// Where to listen: plain HTTP. Port 0 takes a free one.
+        #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8091")]
+        listen: SocketAddr,
+        /// The folder that `key` made.
+        #[arg(long, value_name = "DIR")]
+        data_dir: PathBuf,
+    },
+}
+
+#[derive(Args)]
+struct Log {
+    /// The log's folder.
+    #[arg(long = "log", value_name = "DIR")]
+    dir: PathBuf,
+    /// The log's verifier key, or a file that holds it.
+    #[arg(long, value_name = "KEY|FILE")]
+    key: String,
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::INFO).init();
+    match run(Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            say(&format!("error: {error:#}"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// `false` when there is an objection.
+fn run(arguments: Arguments) -> anyhow::Result<bool> {
+    match arguments.what {
+        What::Key { name, data_dir } => {
+            writeln!(std::io::stdout(), "{}", make_key(&data_dir, &name)?)?;
+            Ok(true)
+        }
+        What::Check { log } => {
+            let (key, checkpoint) = log.read()?;
+            let auditor = Auditor::new(&log.dir, key);
+            let audited = catch_up(&auditor, &checkpoint);
+            let mut out = std::io::stdout().lock();
+            match &audited {
+                Ok(audited) => writeln!(out, "no objection: {}", told(*audited))?,
+                Err(objection) => writeln!(out, "OBJECTION: {objection}")?,
+            }
+            Ok(audited.is_ok())
+        }
+        What::Serve { log, listen, data_dir } => {
+            let (key, checkpoint) = log.read()?;
+            let mut witness = Witness::open(&data_dir, vec![key.clone()])?;
+            let auditor = Arc::new(Auditor::new(&log.dir, key));
+            // What is there already takes longer than a question may.
+            match catch_up(&auditor, &checkpoint) {
+                Ok(audited) => say(&format!("no objection: {}", told(audited))),
+                Err(objection) => say(&format!("OBJECTION, nothing is cosigned: {objection}")),
+            }
+            witness.examine(&checkpoint.origin, Box::new(Shared(auditor)));
+            let runtime = tokio::runtime::Runtime::new().context("no threads")?;
+            runtime.block_on(answer(listen, witness))?;
+            Ok(true)
+        }
+    }
+}
+
+struct Shared(Arc<Auditor>);
+
+impl Examine for Shared {
+    fn examine(&self, checkpoint: &Checkpoint) -> Result<(), String> {
+        self.0.examine(checkpoint)
+    }
+}
+
+impl Log {
+    fn read(&self) -> anyhow::Result<(VerifierKey, Checkpoint)> {
+        if !self.dir.is_dir() {
+            bail!("`{}` is not a folder", self.dir.display());
+        }
+        let key = match VerifierKey::parse(self.key.trim()) {
+            Ok(key) => key,
+            Err(_) if !Path::new(&self.key).exists() => {
+                bail!("`{}` is neither a verifier key nor a file", self.key)
+            }
+            Err(_) => {
+                let bytes = read(Path::new(&self.key), KEY_BYTES_MAX)?;
+                let line = std::str::from_utf8(&bytes).unwrap_or_default().trim();
+                VerifierKey::parse(line).with_context(|| format!("`{}`", self.key))?
+            }
+        };
+        let note = read(&self.dir.join("checkpoint"), CHECKPOINT_BYTES_MAX)?;
+        let checkpoint = Checkpoint::open(&note, &key).context("the log's checkpoint")?;
+        Ok((key, checkpoint))
+    }
+}
+
+fn read(path: &Path, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
+    read_file(path, bytes_max).with_context(|| format!("cannot read `{}`", path.display()))
+}
+
+/// With a bar, where somebody looks.
+fn catch_up(auditor: &Auditor, checkpoint: &Checkpoint) -> Result<Audited, String> {
+    let bar = ProgressBar::new(checkpoint.size);
+    let visible = std::io::stderr().is_terminal();
+    bar.set_draw_target(if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() });
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} entries, {eta} left") {
+        bar.set_style(style);
+    }
+    let audited = auditor.audit(checkpoint, |entries| bar.set_position(entries));
+    bar.finish_and_clear();
+    audited
+}
+
+fn told(audited: Audited) -> String {
+    let Audited { entries, responses, without_trace, stopped } = audited;
+    format!("{entries} entries, {responses} responses, {stopped} of them stopped, {without_trace} without their trace")
+}
+
+async fn answer(listen: SocketAddr, witness: Witness) -> anyhow::Result<()> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
+    say(&format!("auditor {}", witness.verifier_key()));
+    say(&format!("listening on http://{}", listener.local_addr()?));
+    let stop = async {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    };
+    serve(listener, Arc::new(witness), Limits::default(), unix_seconds, stop).await;
+    Ok(())
+}
+
+/// Seconds since 1970; 0, which is never signed, on a clock that is before that.
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// A line on stderr. Nothing is lost when nobody reads it.
+fn say(text: &str) {
+    let _closed = writeln!(std::io::stderr(), "{text}");
+}

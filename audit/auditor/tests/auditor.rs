@@ -1,0 +1,235 @@
+//! Logs with everything in order but what only somebody sees who reads the traces, and keeps a table of whose each page was.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "../../verify/tests/forged/mod.rs"]
+mod forged;
+
+use audit_auditor::{Audited, Auditor};
+use audit_provenance::{ChunkRun, PageClass, PageRun, SealReason, TenantRef, Trace};
+use audit_tlog::{AddCheckpoint, Checkpoint};
+use audit_witness::{Answer, Witness, make_key};
+use forged::{ACME, Forge, GLOBEX, incident, opened, sealed, signer, trace};
+use policies_domain::{Generation, PageId};
+use std::path::Path;
+use tempfile::TempDir;
+
+/// A log that is forged entry by entry, with its traces.
+struct Made {
+    folder: TempDir,
+    forge: Forge,
+    traces: Vec<u8>,
+}
+
+impl Made {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), forge: Forge::new(), traces: Vec::new() }
+    }
+
+    /// The end of an answer with this trace, which is kept.
+    fn answer(&mut self, tenant: TenantRef, request: u8, trace: &Trace) {
+        let at = self.forge.add(Some(tenant), opened(request));
+        let bytes = trace.encode();
+        let (own, public) = [PageClass::Own, PageClass::Public]
+            .map(|class| trace.pages.iter().filter(|run| run.class == class).count() as u64)
+            .into();
+        let body = sealed(request, at, |sealing| {
+            sealing.trace = Some(Trace::root(&bytes));
+            (sealing.pages.own, sealing.pages.public) = (own, public);
+        });
+        let (index, _) = self.forge.add(Some(tenant), body);
+        self.keep(index, &bytes);
+    }
+
+    fn keep(&mut self, index: u64, trace: &[u8]) {
+        let sum = crc32c::crc32c_append(crc32c::crc32c(&index.to_be_bytes()), trace);
+        self.traces.extend((trace.len() as u32).to_be_bytes());
+        self.traces.extend(sum.to_be_bytes());
+        self.traces.extend(index.to_be_bytes());
+        self.traces.extend(trace);
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Writes all files as they would be now.
+    fn write(&self) -> Checkpoint {
+        self.forge.write(self.path());
+        std::fs::create_dir_all(self.path().join("traces")).unwrap();
+        std::fs::write(self.path().join("traces/00000000000000000000"), &self.traces).unwrap();
+        self.forge.files().1
+    }
+
+    fn auditor(&self) -> Auditor {
+        Auditor::new(self.path(), signer().verifier_key())
+    }
+
+    fn audited(&self) -> Result<Audited, String> {
+        self.auditor().audit(&self.write(), |_| {})
+    }
+}
+
+/// One page, read in all three steps, and three chunks.
+fn reads(page: u32, generation: u32, class: PageClass) -> Trace {
+    let run = PageRun { page: PageId(page), generation: Generation(generation), class, first_step: 0, last_step: 2 };
+    Trace { pages: vec![run], chunks: trace().chunks }
+}
+
+#[test]
+fn a_sound_log_is_read_as_it_grows() {
+    let mut made = Made::new();
+    let auditor = made.auditor();
+    let mut checkpoints = Vec::new();
+    // Beyond the first bundle, with every kind of width in between.
+    for number in 0..200 {
+        let tenant = if number % 2 == 0 { ACME } else { GLOBEX };
+        made.answer(tenant, number + 1, &reads(number.into(), 1, PageClass::Own));
+        if number % 37 == 0 {
+            let checkpoint = made.write();
+            let audited = auditor.audit(&checkpoint, |_| {}).unwrap();
+            assert_eq!((audited.entries, audited.responses), (checkpoint.size, u64::from(number) + 1));
+            assert_eq!((audited.without_trace, audited.stopped), (0, 0));
+            checkpoints.push(checkpoint);
+        }
+    }
+    let checkpoint = made.write();
+    let audited = auditor.audit(&checkpoint, |_| {}).unwrap();
+    assert_eq!((audited.entries, audited.responses, audited.without_trace), (401, 200, 0));
+    assert_eq!(auditor.audit(&checkpoint, |_| {}), Ok(audited), "the same checkpoint again");
+    assert_eq!(made.audited(), Ok(audited), "and from the beginning");
+}
+
+#[test]
+fn one_life_of_a_page_belongs_to_one_tenant() {
+    let two = |second: &Trace, tenant| {
+        let mut made = Made::new();
+        made.answer(ACME, 1, &reads(4, 1, PageClass::Own));
+        made.answer(tenant, 2, second);
+        made.audited()
+    };
+    assert!(two(&reads(4, 1, PageClass::Own), ACME).is_ok(), "its own again");
+    assert!(two(&reads(4, 2, PageClass::Own), GLOBEX).is_ok(), "another life");
+    let objection = two(&reads(4, 1, PageClass::Own), GLOBEX).unwrap_err();
+    assert_eq!(objection, "entry 4: page 4 was another's in its life 1, as an earlier response says");
+    assert!(two(&reads(4, 1, PageClass::Public), GLOBEX).unwrap_err().starts_with("entry 4: page 4 was another's"));
+}
+
+#[test]
+fn a_trace_is_the_one_of_its_entry_and_says_the_same() {
+    let with = |trace: &Trace, kept: &Trace| {
+        let mut made = Made::new();
+        let at = made.forge.add(Some(ACME), opened(1));
+        let body = sealed(1, at, |sealing| {
+            sealing.trace = Some(Trace::root(&trace.encode()));
+            sealing.pages.own = 1;
+        });
+        let (index, _) = made.forge.add(Some(ACME), body);
+        made.keep(index, &kept.encode());
+        made.audited()
+    };
+    let right = reads(4, 1, PageClass::Own);
+    assert!(with(&right, &right).is_ok());
+    let other = with(&right, &reads(5, 1, PageClass::Own)).unwrap_err();
+    assert_eq!(other, "entry 2: the trace is not the one that was sealed");
+    let foreign = reads(4, 1, PageClass::Other);
+    assert_eq!(with(&foreign, &foreign).unwrap_err(), "entry 2: the trace has other page counts than the entry");
+    let run = |first_step, stride| ChunkRun { chunks: 3, first_step, stride, span: 0 };
+    for chunks in [
+        vec![run(5, 0)],
+        vec![run(0, 2)],
+        vec![ChunkRun { chunks: 2, ..run(1, 0) }, ChunkRun { chunks: 1, ..run(0, 0) }],
+    ] {
+        let invented = Trace { chunks, ..right.clone() };
+        let objection = with(&invented, &invented).unwrap_err();
+        assert_eq!(objection, "entry 2: a chunk comes from steps that are not its response's");
+    }
+}
+
+#[test]
+fn a_lost_trace_is_counted_and_takes_no_other_with_it() {
+    let mut made = Made::new();
+    for number in 1..=4 {
+        let before = made.traces.len();
+        made.answer(ACME, number, &reads(number.into(), 1, PageClass::Own));
+        if number == 2 {
+            made.traces.truncate(before);
+        }
+    }
+    let audited = made.audited().unwrap();
+    assert_eq!((audited.responses, audited.without_trace), (4, 1));
+    // The rest of a file behind a damaged one cannot be told apart.
+    let middle = made.traces.len() / 2;
+    made.traces[middle] ^= 1;
+    assert_eq!(made.audited().unwrap().without_trace, 3);
+    made.traces.clear();
+    assert_eq!(made.audited().unwrap().without_trace, 4);
+}
+
+#[test]
+fn a_response_that_was_stopped_is_no_objection_and_one_that_was_not_is() {
+    let with = |reason, has_incident| {
+        let mut made = Made::new();
+        let at = made.forge.add(Some(ACME), opened(1));
+        if has_incident {
+            made.forge.add(Some(ACME), incident(1, at));
+        }
+        let read = Trace { chunks: Vec::new(), ..reads(4, 1, PageClass::Other) };
+        let body = sealed(1, at, |sealing| {
+            (sealing.reason, sealing.chunks) = (reason, 0);
+            (sealing.pages.own, sealing.pages.foreign) = (0, 1);
+            sealing.trace = Some(Trace::root(&read.encode()));
+        });
+        let (index, _) = made.forge.add(Some(ACME), body);
+        made.keep(index, &read.encode());
+        made.audited()
+    };
+    assert_eq!(with(SealReason::Isolation, true).unwrap().stopped, 1);
+    assert!(with(SealReason::Isolation, false).is_err(), "no incident");
+    assert!(with(SealReason::Stop, false).is_err(), "not stopped");
+}
+
+#[test]
+fn what_is_objected_to_is_not_cosigned_now_or_later() {
+    let data = tempfile::tempdir().unwrap();
+    let key = make_key(data.path(), "auditor.example").unwrap();
+    let mut made = Made::new();
+    let mut witness = Witness::open(data.path(), vec![signer().verifier_key()]).unwrap();
+    assert!(witness.examine(forged::ORIGIN, Box::new(made.auditor())));
+    assert!(!witness.examine("other.example", Box::new(made.auditor())), "it is not followed");
+    let ask = |made: &Made, old_size: u64| {
+        let checkpoint = made.write();
+        let files = made.forge.files().0;
+        let tree = audit_tlog::TiledTree::new(checkpoint.size, checkpoint.root, &files);
+        let proof = if old_size == 0 { Vec::new() } else { tree.prove_consistency(old_size).unwrap() };
+        let note = checkpoint.sign(&signer()).unwrap();
+        let answer = witness.add_checkpoint(AddCheckpoint { old_size, proof, checkpoint: note }.encode().as_bytes(), 1);
+        (checkpoint, answer)
+    };
+    made.answer(ACME, 1, &reads(4, 1, PageClass::Own));
+    let (first, Answer::Cosigned(line)) = ask(&made, 0) else { panic!("it is sound") };
+    assert!(key.find(&first, line.as_bytes()).unwrap().is_some());
+    made.answer(GLOBEX, 2, &reads(4, 1, PageClass::Own));
+    assert!(matches!(ask(&made, first.size).1, Answer::Refused(_)));
+    made.answer(GLOBEX, 3, &reads(5, 1, PageClass::Own));
+    let Answer::Refused(objection) = ask(&made, first.size).1 else { panic!("it stays") };
+    assert!(objection.starts_with("entry 4: page 4 was another's"), "{objection}");
+    // Nor by one that reads it anew.
+    assert!(made.audited().is_err());
+}
+
+#[test]
+fn a_folder_that_cannot_be_read_is_read_again() {
+    let mut made = Made::new();
+    made.answer(ACME, 1, &reads(4, 1, PageClass::Own));
+    let checkpoint = made.write();
+    let entries = made.path().join("tile/entries");
+    let aside = made.path().join("aside");
+    std::fs::rename(&entries, &aside).unwrap();
+    let auditor = made.auditor();
+    assert!(auditor.audit(&checkpoint, |_| {}).unwrap_err().starts_with("the log could not be read: "));
+    std::fs::rename(&aside, &entries).unwrap();
+    assert_eq!(auditor.audit(&checkpoint, |_| {}).unwrap().entries, 3);
+    let other = Checkpoint { root: audit_tlog::Edge::new().root(), ..checkpoint };
+    let refused = auditor.audit(&other, |_| {}).unwrap_err();
+    assert_eq!(refused, "the entries have another root hash than the checkpoint of 3 entries");
+}
