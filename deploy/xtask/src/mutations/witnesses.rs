@@ -269,14 +269,6 @@ pub(super) const WITNESSES: &[Mutation] = &[
         tests: "test(a_trace_is_the_one_of_its_entry_and_says_the_same)",
     },
     Mutation {
-        name: "auditor: an objection stays",
-        file: "audit/auditor/src/auditor.rs",
-        find: "_ => reading.objection = Some(text.clone()),",
-        replace: "_ => *reading = Reading::new(&self.dir, &self.key),",
-        packages: &["audit-auditor"],
-        tests: "test(what_is_objected_to_is_not_cosigned_now_or_later)",
-    },
-    Mutation {
         name: "auditor: the entries are those of the checkpoint",
         file: "audit/auditor/src/auditor.rs",
         find: "if self.follower.root() != checkpoint.root {",
