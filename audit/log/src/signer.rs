@@ -121,8 +121,11 @@ impl Conversation {
 
     fn try_ask(&mut self, line: &str) -> io::Result<String> {
         let to = self.to.as_mut().ok_or_else(|| io::Error::other("it failed before"))?;
-        to.write_all(format!("{line}\n").as_bytes())?;
-        to.flush()?;
+        let said = to.write_all(format!("{line}\n").as_bytes()).and_then(|()| to.flush());
+        said.map_err(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => io::Error::other("it has ended"),
+            _ => error,
+        })?;
         let answer = self.answers.recv_timeout(ANSWER_TIMEOUT).map_err(|error| match error {
             std::sync::mpsc::RecvTimeoutError::Timeout => io::Error::from(io::ErrorKind::TimedOut),
             std::sync::mpsc::RecvTimeoutError::Disconnected => io::Error::other("it has ended"),

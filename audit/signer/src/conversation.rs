@@ -103,7 +103,7 @@ mod tests {
             ask(&text("log.example", 5, 9)),
             ask(&text("other.example", 6, 1)),
             ask("what else might be signed\n"),
-            "sign what\n".to_owned(),
+            "sign what?\n".to_owned(),
             "show\n".to_owned(),
             ask(&text("log.example", 5, 2)),
         ]);

@@ -16,7 +16,8 @@ pub(crate) fn ci(root: &Path) -> Result<()> {
         execute(setup::cargo(root).args(["deny", "--locked", "check", "licenses", "bans", "sources"]))
     })?;
     phases.run("clippy", || {
-        execute(setup::cargo(root).args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
+        let clippy = ["clippy", "--workspace", "--features", setup::TESTED_FEATURES, "--all-targets", "--locked"];
+        execute(setup::cargo(root).args(clippy).args(["--", "-D", "warnings"]))
     })?;
     phases.run("cuda", || {
         execute(setup::cargo(root).args(["check", "-p", "engine-cuda", "--features", "cuda", "--locked"]))
@@ -61,7 +62,7 @@ fn run_tests(root: &Path, phases: &mut Phases, filter: &[String]) -> Result<()> 
         let mut nextest = setup::cargo(root);
         nextest.args(["nextest", "run", "--locked"]);
         if !chosen {
-            nextest.arg("--workspace");
+            nextest.args(["--workspace", "--features", setup::TESTED_FEATURES]);
         }
         execute(nextest.args(filter))
     });

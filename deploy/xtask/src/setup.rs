@@ -171,9 +171,12 @@ pub(crate) fn model(root: &Path) -> Result<()> {
     execute(Command::new(target(root).join("debug/bulkhead")).args(["model", "fetch"]))
 }
 
+/// Off in what is shipped by default, and tested all the same.
+pub(crate) const TESTED_FEATURES: &str = "audit-signer/pkcs11";
+
 /// Builds the programs that the end-to-end tests start, and the tests with them: together they share every library.
 pub(crate) fn programs(root: &Path) -> Result<()> {
-    execute(cargo(root).args(["build", "--workspace", "--bins", "--tests", "--locked"]))
+    execute(cargo(root).args(["build", "--workspace", "--features", TESTED_FEATURES, "--bins", "--tests", "--locked"]))
 }
 
 /// Where cargo builds.
