@@ -209,7 +209,9 @@ fn what_was_computed_again_has_its_outcome_and_its_incident() {
     };
     let told = |outcome, incident: Option<IncidentClass>| {
         let (mut forge, at, sealed) = begun(|_| {});
-        incident.into_iter().for_each(|class| drop(forge.add(Some(ACME), late_incident(1, at, class))));
+        for class in incident {
+            forge.add(Some(ACME), late_incident(1, at, class));
+        }
         forge.add(Some(ACME), replay_of(1, sealed, outcome));
         forge
     };
