@@ -353,3 +353,17 @@ async fn a_size_that_a_witness_makes_up_is_doubted_at_the_start_and_an_alarm_lat
     check_told(&log, &told[..3]);
     assert_eq!(log.health().failed, None);
 }
+
+#[tokio::test]
+async fn what_an_auditor_objects_to_is_an_alarm_in_its_words() {
+    let key = Cosigner::from_seed("auditor.example", &[5; 32]).unwrap().verifier_key();
+    let (disk, _) = begun();
+    let objects = liar(&key, |_| answer(422, "audit: entry 4: page 4 was another's\u{1b}[2J\n"));
+    let policy = WitnessPolicy { witnesses: vec![objects], ..WitnessPolicy::default() };
+    // It says nothing about which log is the newest: the start is warned, and goes on.
+    let log = open_with(&disk, START_US + STEP_US, policy).unwrap();
+    until("the alarm", || log.health().witnesses[0].alarm.is_some());
+    let alarm = log.health().witnesses[0].alarm.clone().unwrap();
+    assert_eq!(&*alarm, "it has looked into the log and does not cosign: entry 4: page 4 was another's[2J");
+    assert_eq!(log.health().failed, None);
+}

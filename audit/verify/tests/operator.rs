@@ -209,7 +209,7 @@ fn what_was_computed_again_has_its_outcome_and_its_incident() {
     };
     let told = |outcome, incident: Option<IncidentClass>| {
         let (mut forge, at, sealed) = begun(|_| {});
-        for class in incident {
+        if let Some(class) = incident {
             forge.add(Some(ACME), late_incident(1, at, class));
         }
         forge.add(Some(ACME), replay_of(1, sealed, outcome));

@@ -151,8 +151,8 @@ pub(super) const WITNESSES: &[Mutation] = &[
     Mutation {
         name: "log: a second writer that runs beside is an alarm",
         file: ASK,
-        find: "422 => return Asked::Forked(old_size),",
-        replace: "422 => return Asked::Failed(String::new()),",
+        find: "None => Asked::Forked(old_size),",
+        replace: "None => Asked::Failed(String::new()),",
         packages: &["audit-log"],
         tests: "test(a_second_writer_that_runs_beside_is_an_alarm)",
     },
@@ -283,5 +283,13 @@ pub(super) const WITNESSES: &[Mutation] = &[
         replace: "&& let Err(reason) = examiner.examine(&checkpoint).or(Ok::<(), String>(()))",
         packages: &["audit-auditor"],
         tests: "test(what_is_objected_to_is_not_cosigned_now_or_later)",
+    },
+    Mutation {
+        name: "log: an auditor's objection is an alarm",
+        file: "audit/log/src/cosign.rs",
+        find: "Asked::Refused(reason) => Some(format!(\"it has looked into the log and does not cosign: {reason}\")),",
+        replace: "Asked::Refused(_) => None,",
+        packages: &["audit-log"],
+        tests: "test(what_an_auditor_objects_to_is_an_alarm_in_its_words)",
     },
 ];
