@@ -191,8 +191,8 @@ pub(super) const WITNESSES: &[Mutation] = &[
     Mutation {
         name: "verifier: the witnessed tree is this log's",
         file: "audit/verify/src/folder.rs",
-        find: "&& older.root != edge.root()",
-        replace: "&& older.root != edge.root() && older.size == 0",
+        find: "&& older.root != taken.tree.root() =>",
+        replace: "&& older.root != taken.tree.root() && older.size == 0 =>",
         packages: &["audit-verify"],
         tests: "test(a_log_is_witnessed_up_to_what_was_cosigned_and_no_other_tree_passes)",
     },
