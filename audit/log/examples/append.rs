@@ -3,7 +3,7 @@
 #![expect(clippy::print_stdout, reason = "a command line program")]
 #![expect(clippy::unwrap_used, reason = "an example that may end at the first error")]
 
-use audit_log::{AuditConfig, AuditLog, Outcome, RequestFacts, SealReason};
+use audit_log::{AuditConfig, AuditLog, IndexStore, Outcome, RequestFacts, SealReason};
 use policies_domain::{
     Binding, Completion, ConnectionId, Digest, Epoch, FinishReason, Generation, Layer, ModelName, PageId, PageRead,
     PageTrace, Permit, PolicyDecision, Principal, RequestId, SealKey, Step, TenantId, TenantName,
@@ -84,7 +84,8 @@ async fn main() {
     };
     let (tasks, requests): (u32, u64) = (tasks.parse().unwrap(), requests.parse().unwrap());
     let told = rest.first().is_some_and(|flag| flag == "--tell");
-    let log = AuditLog::open(AuditConfig::new(dir, "append.example")).unwrap();
+    let index = IndexStore::Sled(std::path::Path::new(dir).join("index"));
+    let log = AuditLog::open(AuditConfig { index, ..AuditConfig::new(dir, "append.example") }).unwrap();
     let (start, before) = (Instant::now(), log.health().size);
     let running: Vec<_> =
         (0..tasks).map(|task| tokio::spawn(write(log.clone(), task, before, requests, told))).collect();

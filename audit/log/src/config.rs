@@ -1,5 +1,6 @@
 //! How a log is set up.
 
+use crate::index::IndexStore;
 use crate::signer::SignerPlace;
 use crate::witness::WitnessPolicy;
 use audit_provenance::Handover;
@@ -32,10 +33,12 @@ pub struct AuditConfig {
     pub queue_max: usize,
     /// Who cosigns its checkpoints.
     pub witnesses: WitnessPolicy,
+    /// What its index is kept in.
+    pub index: IndexStore,
 }
 
 impl AuditConfig {
-    /// Defaults: the key in the log's folder, kernel tag check on, a heartbeat every ten seconds.
+    /// Defaults: the key in the log's folder, kernel tag check on, a heartbeat every ten seconds, the index in memory.
     #[must_use]
     pub fn new(dir: impl Into<PathBuf>, origin: impl Into<String>) -> Self {
         Self {
@@ -48,6 +51,7 @@ impl AuditConfig {
             heartbeat: Some(Duration::from_secs(10)),
             queue_max: QUEUE_MAX,
             witnesses: WitnessPolicy::default(),
+            index: IndexStore::Memory,
         }
     }
 }

@@ -1,20 +1,43 @@
-//! Where a request's entries are. In memory, rebuilt from the segments at every start: it can be slow, never wrong.
+//! Where entries are. Three parts know it, and one of them is never believed.
+//!
+//! The *outline* (`outline.rs`) is made of the entries themselves, at every start by the reading that recovery does in any
+//! case: which requests each block of entries may have something of, in four bytes each, and what hashes the segments
+//! must have there. The *tail* (`tail.rs`) holds the newest entries. The *store* (`store.rs`: B-trees in memory, or sled)
+//! says at which entry exactly something lies, and which requests read a page; it is written behind the commits by its own
+//! thread (`service.rs`). What the store says is looked up in the segments, and what it denies is believed where the outline
+//! denies it too; otherwise the block that the outline names is read. So a store that lies, fails, panics, hangs or falls
+//! behind costs time and nothing else, and one that was caught is made anew (`lookup.rs`).
 
-use crate::segment::TracePlace;
-use crate::sequence::Placed;
+mod disk;
+mod lookup;
+mod memory;
+mod outline;
+mod pages;
+mod record;
+mod service;
+mod source;
+mod store;
+mod tail;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use lookup::{Lookup, RequestRecord, TraceAt};
+pub use lookup::{LookupError, PageReaders};
+pub use service::{IndexHealth, IndexStore};
+pub(crate) use source::Known;
+
 use audit_provenance::{Body, Entry, TenantRef};
 use audit_tlog::Hash;
 use policies_domain::{Digest, RequestId};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
-/// A request's entries.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RequestRecord {
-    pub(crate) tenant: TenantRef,
-    pub(crate) opened: u64,
-    pub(crate) sealed: Option<u64>,
-    pub(crate) trace: Option<TracePlace>,
-}
+/// Entries that are indexed at a time: a store says something of whole blocks only. So many are read when a store does not
+/// help, in a few milliseconds.
+#[cfg(not(test))]
+pub(crate) const BLOCK: u64 = 4_096;
+/// Small in tests, so that a few requests fill one.
+#[cfg(test)]
+pub(crate) const BLOCK: u64 = 256;
 
 /// A request that has no sealed entry.
 #[derive(Debug, Clone, Copy)]
@@ -22,59 +45,6 @@ pub(crate) struct OpenRequest {
     pub(crate) tenant: TenantRef,
     pub(crate) index: u64,
     pub(crate) leaf: Digest,
-}
-
-/// All requests of the log. About 100 bytes each.
-#[derive(Debug, Default)]
-pub(crate) struct Index {
-    requests: HashMap<RequestId, RequestRecord>,
-    /// Tenants and epochs of opened entries: those whose commitment key was used.
-    epochs: HashSet<(TenantRef, u64)>,
-}
-
-impl Index {
-    /// Notes a committed entry.
-    pub(crate) fn note(&mut self, index: u64, entry: &Entry, trace: Option<TracePlace>) {
-        let Some(link) = entry.head.tenant else { return };
-        match &entry.body {
-            Body::Opened(opened) => {
-                self.epochs.insert((link.tenant, opened.epoch));
-                let request = RequestId::from_bytes(entry.head.uuid);
-                let record = RequestRecord { tenant: link.tenant, opened: index, sealed: None, trace: None };
-                self.requests.insert(request, record);
-            }
-            Body::Sealed(sealed) => {
-                if let Some(record) = self.requests.get_mut(&sealed.request) {
-                    record.sealed = Some(index);
-                    record.trace = trace;
-                }
-            }
-            Body::Genesis { .. }
-            | Body::Incident(_)
-            | Body::Fault(_)
-            | Body::Audit(_)
-            | Body::Replay(_)
-            | Body::IncidentState(_)
-            | Body::Recovered { .. }
-            | Body::Heartbeat => {}
-        }
-    }
-
-    /// Notes where the trace of a sealed request lies.
-    pub(crate) fn note_trace(&mut self, request: RequestId, trace: TracePlace) {
-        if let Some(record) = self.requests.get_mut(&request) {
-            record.trace = Some(trace);
-        }
-    }
-
-    /// Whether the log has an opened entry of the tenant under its key of the epoch.
-    pub(crate) fn has_epoch(&self, tenant: TenantRef, epoch: u64) -> bool {
-        self.epochs.contains(&(tenant, epoch))
-    }
-
-    pub(crate) fn get(&self, request: RequestId) -> Option<RequestRecord> {
-        self.requests.get(&request).copied()
-    }
 }
 
 /// What is open while the entries are read in order.
@@ -101,15 +71,5 @@ impl OpenRequests {
         let mut open: Vec<_> = self.0.into_iter().collect();
         open.sort_by_key(|(_, request)| request.index);
         open
-    }
-}
-
-/// Notes a whole committed batch.
-pub(crate) fn note_batch(index: &mut Index, entries: &[Placed]) {
-    for placed in entries {
-        // INVARIANT: the sequencer encoded these bytes a moment ago; what does not decode could not be found again.
-        if let Ok(entry) = Entry::decode(&placed.bytes) {
-            index.note(placed.index, &entry, placed.trace);
-        }
     }
 }

@@ -28,6 +28,9 @@ const TENANT_KEYS_MAX: usize = 16_384;
 /// An epoch is 180 days: erasing less than half a year at a time is not offered.
 const EPOCH_US: u64 = 180 * 24 * 3_600 * 1_000_000;
 
+/// What the index's key is derived with: no name of a tenant, which has no slash.
+const INDEX_TAGS: &[u8] = b"bulkhead/index-tags/v1";
+
 type Secret = Zeroizing<[u8; 32]>;
 
 /// What to do when a tenant's key is not there.
@@ -120,6 +123,11 @@ impl Keys {
         let mut tenant = [0; 16];
         tenant.iter_mut().zip(mac).for_each(|(to, from)| *to = from);
         tenant
+    }
+
+    /// The key of the tags in the index: derived from one that the index's folder does not have.
+    pub(crate) fn index_tags(&self) -> Secret {
+        Zeroizing::new(hmac(&self.pseudonym, INDEX_TAGS))
     }
 
     /// The salts of one request; `None` when the key was destroyed, or never was.

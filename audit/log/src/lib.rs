@@ -7,6 +7,10 @@
 //! next start recovers.
 #![forbid(unsafe_code)]
 
+// The disk of the tests says `audit_log`, from outside and, in the tests of the index, from inside.
+#[cfg(test)]
+extern crate self as audit_log;
+
 mod clock;
 mod config;
 mod consistency;
@@ -38,6 +42,7 @@ pub use clock::{Clock, SystemClock};
 pub use config::{AuditConfig, OPEN_REQUESTS_MAX, QUEUE_MAX};
 pub use consistency::ConsistencyError;
 pub use fault::{LogFault, OpenLogError};
+pub use index::{IndexHealth, IndexStore, LookupError, PageReaders};
 pub use log::{AppendError, AuditLog, IncidentId, LogHealth, Recorded, RequestFacts};
 pub use open_entry::{OpenEntry, Outcome, Refused, Sealed};
 pub use receipt::ReceiptError;

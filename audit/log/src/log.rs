@@ -4,7 +4,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::config::{AuditConfig, OPEN_REQUESTS_MAX};
 use crate::cosign::{self, Board, Cosigned};
 use crate::fault::{LogFault, OpenLogError};
-use crate::index::{Index, note_batch};
+use crate::index::{IndexHealth, Lookup, LookupError, PageReaders};
 use crate::keys::{Keys, epoch, random};
 use crate::open_entry::OpenEntry;
 use crate::publish::{Published, Publisher};
@@ -15,7 +15,7 @@ use crate::witness::WitnessHealth;
 use audit_provenance::{
     Body, Commitment, Field, Handover, IsolationAudit, Opened, Openings, TenantRef, determining_digest,
 };
-use policies_domain::{Digest, Permit, Principal, RequestId, TenantId};
+use policies_domain::{Digest, Generation, PageId, Permit, Principal, RequestId, TenantId};
 use sha2::{Digest as _, Sha256};
 use std::collections::HashMap;
 use std::io;
@@ -116,6 +116,8 @@ pub struct LogHealth {
     pub witnessed: u64,
     /// How the witnesses do, in the order of the configuration.
     pub witnesses: Vec<WitnessHealth>,
+    /// How its index does. Nothing depends on it but time.
+    pub index: IndexHealth,
 }
 
 /// What handles, entries and threads share.
@@ -123,7 +125,7 @@ pub(crate) struct Shared {
     pub(crate) queue: Queue,
     pub(crate) keys: Arc<Keys>,
     pub(crate) storage: Arc<dyn Storage>,
-    pub(crate) index: Mutex<Index>,
+    pub(crate) index: Lookup,
     pub(crate) published: RwLock<Arc<Published>>,
     /// The newest checkpoint that a quorum of witnesses has cosigned.
     pub(crate) witnessed: RwLock<Option<Arc<Published>>>,
@@ -199,6 +201,7 @@ impl Threads {
             let _ended = thread.join();
             self.shared.mailbox.close();
         }
+        self.shared.index.end();
     }
 }
 
@@ -236,11 +239,14 @@ impl AuditLog {
             None => executable_digest().map_err(crate::fault::storage("read", "the running executable"))?,
         };
         let opened = crate::recover::open(Arc::clone(&storage), Arc::clone(&clock), config)?;
+        let (origin, tags) = (config.origin.clone(), opened.keys.index_tags());
+        let index = Lookup::start(Arc::clone(&storage), opened.known, &config.index, origin, tags)
+            .map_err(|source| OpenLogError::Thread { source })?;
         let shared = Arc::new(Shared {
             queue: Queue::new(config.queue_max),
             keys: opened.keys,
             storage,
-            index: Mutex::new(opened.index),
+            index,
             committed: Mutex::new(Committed { size: opened.published.size, signed_us: opened.signed_us }),
             published: RwLock::new(Arc::new(opened.published)),
             witnessed: RwLock::default(),
@@ -334,7 +340,7 @@ impl AuditLog {
     async fn new_openings(&self, permit: &Permit, tenant: TenantRef, epoch: u64) -> Result<Openings, AppendError> {
         let (name, request) = (permit.principal().name().clone(), permit.request().bytes());
         let keys = Arc::clone(&self.shared.keys);
-        let used = lock(&self.shared.index).has_epoch(tenant, epoch);
+        let used = self.shared.index.has_epoch(tenant, epoch);
         let made = if keys.knows(&name, epoch) {
             keys.new_openings(&name, epoch, &request, used)
         } else {
@@ -370,6 +376,40 @@ impl AuditLog {
         crate::consistency::consistency(&self.shared, from)
     }
 
+    /// Indices of a tenant's entries with the numbers from `first` on, `entries_max` at most, in order. Reads files, as all of
+    /// these do.
+    ///
+    /// # Errors
+    /// [`LookupError`].
+    pub fn tenant_entries(&self, principal: &Principal, first: u64, entries_max: u64) -> Result<Vec<u64>, LookupError> {
+        let tenant = self.shared.keys.tenant_ref(principal.name());
+        self.shared.index.tenant_entries(tenant, first, entries_max)
+    }
+
+    /// Indices of all incidents, in order.
+    ///
+    /// # Errors
+    /// [`LookupError`].
+    pub fn incidents(&self) -> Result<Vec<u64>, LookupError> {
+        self.shared.index.incidents()
+    }
+
+    /// Indices of the entries whose wall time lies in this range, in microseconds since 1970, both ends included.
+    ///
+    /// # Errors
+    /// [`LookupError`].
+    pub fn entries_between(&self, first_us: u64, last_us: u64) -> Result<Vec<u64>, LookupError> {
+        self.shared.index.entries_between(first_us, last_us)
+    }
+
+    /// Which requests read a page in one of its lives.
+    ///
+    /// # Errors
+    /// [`LookupError`].
+    pub fn page_readers(&self, page: PageId, generation: Generation) -> Result<PageReaders, LookupError> {
+        self.shared.index.page_readers(page, generation)
+    }
+
     /// How the log does.
     #[must_use]
     pub fn health(&self) -> LogHealth {
@@ -384,6 +424,7 @@ impl AuditLog {
             failed: lock(&self.shared.failure).clone(),
             witnessed,
             witnesses,
+            index: self.shared.index.health(),
         }
     }
 
@@ -428,7 +469,7 @@ fn run_sequencer(shared: &Shared, mut sequencer: Sequencer, heartbeat: Option<Du
         };
         match sequencer.commit(drafts) {
             Ok(commit) => {
-                note_batch(&mut lock(&shared.index), &commit.entries);
+                shared.index.note_batch(&commit.entries);
                 *lock(&shared.committed) = Committed { size: commit.size, signed_us: commit.signed_us };
                 replies.into_iter().zip(commit.entries.iter().cloned()).for_each(|(reply, placed)| reply.place(placed));
                 shared.mailbox.put(commit);

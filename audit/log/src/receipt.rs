@@ -1,15 +1,11 @@
 //! Receipts: a request's two entries, proven under the published checkpoint, with what opens their commitments. All of
 //! it is read back from the published files and checked on the way, as a stranger would.
 
-use crate::index::RequestRecord;
-use crate::log::{Shared, lock};
+use crate::index::{LookupError, RequestRecord, TraceAt};
+use crate::log::Shared;
 use crate::publish::Published;
-use crate::segment::traces_path;
 use crate::storage::Storage;
-use crate::trace_file::trace_at;
-use audit_provenance::{
-    Body, Commitment, Disclosure, DisclosureVersion, Entry, Field, Opened, Openings, Sealing, Trace,
-};
+use audit_provenance::{Body, Commitment, Disclosure, DisclosureVersion, Entry, Field, Opened, Openings, Sealing};
 use audit_tlog::{TileFiles, TilePath, TiledTree, TlogProof, TreeReadError};
 use policies_domain::{Principal, RequestId};
 use std::io;
@@ -51,7 +47,11 @@ impl TileFiles for Tiles<'_> {
 
 pub(crate) fn receipt(shared: &Shared, principal: &Principal, request: RequestId) -> Result<String, ReceiptError> {
     let tenant = shared.keys.tenant_ref(principal.name());
-    let record = lock(&shared.index).get(request).filter(|record| record.tenant == tenant);
+    let record = shared.index.request(request).map_err(|LookupError::Damaged { reason }| {
+        tracing::error!(%reason, "a request cannot be looked up");
+        ReceiptError::Damaged { reason }
+    })?;
+    let record = record.filter(|record| record.tenant == tenant);
     let record = record.ok_or(ReceiptError::NotFound)?;
     let not_yet = ReceiptError::NotYet { retry_after_ms: RETRY_AFTER_MS };
     let sealed_index = record.sealed.ok_or(not_yet.clone())?;
@@ -128,7 +128,7 @@ fn prove(
         opened_index: record.opened,
         opened_proof: tree.prove_inclusion(record.opened)?.iter().map(|hash| hash.0).collect(),
         openings,
-        trace: stored_trace(&*shared.storage, record, sealed_index, &sealing),
+        trace: stored_trace(shared, record, sealed_index, &sealing),
     };
     let proof = TlogProof {
         extra: Some(disclosure.encode()),
@@ -149,13 +149,14 @@ fn opens(openings: &Openings, opened: &Opened, index: u64) -> bool {
 }
 
 /// The trace, if it is still there and is the one that the sealed entry speaks of.
-fn stored_trace(store: &dyn Storage, record: &RequestRecord, sealed_index: u64, sealing: &Sealing) -> Option<Vec<u8>> {
-    let place = record.trace?;
-    let file = store.open(&traces_path(place.segment)).ok()?;
-    let stored = trace_at(&*file, place.offset).ok().flatten();
-    let right = stored.filter(|(index, trace, _)| *index == sealed_index && Some(Trace::root(trace)) == sealing.trace);
-    if right.is_none() {
+fn stored_trace(shared: &Shared, record: &RequestRecord, sealed_index: u64, sealing: &Sealing) -> Option<Vec<u8>> {
+    let wanted = sealing.trace?;
+    if record.trace == TraceAt::Nowhere {
+        return None;
+    }
+    let trace = shared.index.trace(sealed_index, wanted, record.trace);
+    if trace.is_none() {
         tracing::error!(index = sealed_index, "the stored trace is not the one that the log speaks of");
     }
-    right.map(|(_, trace, _)| trace)
+    trace
 }

@@ -8,12 +8,14 @@
 use crate::AuditConfig;
 use crate::clock::Clock;
 use crate::fault::{LogFault, OpenLogError, storage};
-use crate::index::{Index, OpenRequest, OpenRequests, note_batch};
+use crate::index::{Known, OpenRequest, OpenRequests};
 use crate::keys::{Keys, random};
 use crate::publish::{CHECKPOINT, Published, Publisher};
 use crate::receipt::Tiles;
-use crate::segment::{SEGMENT_BYTES, SEGMENT_BYTES_MAX, SEGMENTS, SegmentWriter, TracePlace, next_frame, segment_path};
-use crate::sequence::{BATCH_MAX, Commit, Draft, Sequencer, TenantHead};
+use crate::segment::{
+    Place, SEGMENT_BYTES, SEGMENT_BYTES_MAX, SEGMENTS, SegmentWriter, TracePlace, next_frame, segment_path,
+};
+use crate::sequence::{BATCH_MAX, Commit, Draft, Placed, Sequencer, TenantHead};
 use crate::slot::Slot;
 use crate::storage::Storage;
 use crate::trace_file::recover_traces;
@@ -21,7 +23,7 @@ use crate::witness::check_at_start;
 use audit_provenance::{Body, Coverage, Entry, EntryVersion, PageCounts, SealReason, Sealing, TenantRef};
 use audit_tlog::{CHECKPOINT_BYTES_MAX, Checkpoint, Edge, TILE_WIDTH, TiledTree, encode_bundle};
 use policies_domain::{Digest, RequestId};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 
@@ -29,7 +31,7 @@ use std::sync::Arc;
 pub(crate) struct Opened {
     pub(crate) sequencer: Sequencer,
     pub(crate) publisher: Publisher,
-    pub(crate) index: Index,
+    pub(crate) known: Known,
     pub(crate) keys: Arc<Keys>,
     pub(crate) published: Published,
     pub(crate) signed_us: u64,
@@ -60,14 +62,13 @@ pub(crate) fn open(
         return Err(OpenLogError::Root { size: committed });
     };
 
-    let mut index = std::mem::take(&mut scan.index);
+    let mut known = std::mem::take(&mut scan.known);
     scan.discard(&*store)?;
-    for first in &segments {
-        let ours = |entry| scan.sealed_requests.contains_key(&entry);
+    // Of older segments the index has the traces, or finds them when it is asked.
+    for first in segments.iter().filter(|first| **first >= scan.traced_from) {
+        let ours = |entry| scan.sealed.contains(&entry);
         recover_traces(&*store, *first, ours, |entry, offset| {
-            if let Some(request) = scan.sealed_requests.get(&entry) {
-                index.note_trace(*request, TracePlace { segment: *first, offset });
-            }
+            known.tail.note_trace(entry, TracePlace { segment: *first, offset });
         })?;
     }
     let mut publisher = Publisher::new(Arc::clone(&store), published_edge, bundle);
@@ -102,12 +103,12 @@ pub(crate) fn open(
     let mut drafts = drafts.into_iter().peekable();
     while drafts.peek().is_some() {
         let commit = sequencer.commit(drafts.by_ref().take(BATCH_MAX).collect())?;
-        note_batch(&mut index, &commit.entries);
+        known.note_batch(&commit.entries);
         last = publisher.publish(std::slice::from_ref(&commit))?.map(|_| commit);
     }
     let last = last.ok_or(LogFault::Stopped)?;
     let published = Published { size: last.size, root: last.root, note: last.note };
-    Ok(Opened { sequencer, publisher, index, keys, published, signed_us: last.signed_us })
+    Ok(Opened { sequencer, publisher, known, keys, published, signed_us: last.signed_us })
 }
 
 /// What the witnesses are asked about. A log that has committed nothing says that of itself: a witness that has seen more
@@ -187,8 +188,11 @@ struct Scan {
     at_checkpoint: Option<(Edge, Vec<u8>)>,
     bundle: Vec<u8>,
     tenants: HashMap<TenantRef, TenantHead>,
-    index: Index,
-    sealed_requests: HashMap<u64, RequestId>,
+    known: Known,
+    /// Sealed entries of the segments whose traces are looked at.
+    sealed: BTreeSet<u64>,
+    /// The first of these segments: the one that the newest block of entries begins in.
+    traced_from: u64,
     requests: OpenRequests,
     open: Vec<(RequestId, OpenRequest)>,
     /// First entry of the segment that the last committed entry lies in.
@@ -223,8 +227,9 @@ impl Scan {
             at_checkpoint: None,
             bundle: Vec::new(),
             tenants: HashMap::new(),
-            index: Index::default(),
-            sealed_requests: HashMap::new(),
+            known: Known::default(),
+            sealed: BTreeSet::new(),
+            traced_from: 0,
             requests: OpenRequests::default(),
             open: Vec::new(),
             last_segment: 0,
@@ -247,17 +252,21 @@ impl Scan {
                 return Err(self.missing(self.edge.size()));
             }
             self.last_segment = first;
+            self.traced_from = self.known.outline.segment_of(self.known.tail.first()).unwrap_or(first).min(first);
+            self.sealed = self.sealed.split_off(&self.traced_from);
             self.segment_full = bytes.len() as u64 >= SEGMENT_BYTES;
             while self.edge.size() < self.committed && !rest.is_empty() {
                 let index = self.edge.size();
-                let (bytes, leaf) =
+                let at = Place { segment: first, offset: (bytes.len() - rest.len()) as u64 };
+                let (entry_bytes, leaf) =
                     next_frame(&mut rest).ok_or_else(|| OpenLogError::Entry { index, path: path.clone() })?;
-                let entry = Entry::decode(bytes).map_err(|source| OpenLogError::Decode {
+                let entry = Entry::decode(entry_bytes).map_err(|source| OpenLogError::Decode {
                     index,
                     path: path.clone(),
                     source,
                 })?;
-                self.entry(index, bytes, leaf, &entry)?;
+                let placed = Placed { index, leaf, bytes: entry_bytes.into(), at, trace: None };
+                self.entry(placed, &entry)?;
             }
         }
         if !rest.is_empty() {
@@ -287,9 +296,11 @@ impl Scan {
         Ok(())
     }
 
-    fn entry(&mut self, index: u64, bytes: &[u8], leaf: audit_tlog::Hash, entry: &Entry) -> Result<(), OpenLogError> {
+    fn entry(&mut self, placed: Placed, entry: &Entry) -> Result<(), OpenLogError> {
+        let (index, leaf) = (placed.index, placed.leaf);
         self.edge.push(leaf);
-        encode_bundle(&mut self.bundle, bytes).map_err(|_| LogFault::EntryTooLong { length: bytes.len() })?;
+        let too_long = |_| LogFault::EntryTooLong { length: placed.bytes.len() };
+        encode_bundle(&mut self.bundle, &placed.bytes).map_err(too_long)?;
         if self.edge.size().is_multiple_of(TILE_WIDTH as u64) {
             self.bundle.clear();
         }
@@ -301,10 +312,10 @@ impl Scan {
                 return Err(OpenLogError::Entry { index, path: segment_path(self.last_segment) });
             }
         }
-        if let Body::Sealed(sealed) = &entry.body {
-            self.sealed_requests.insert(index, sealed.request);
+        if let Body::Sealed(_) = &entry.body {
+            self.sealed.insert(index);
         }
-        self.index.note(index, entry, None);
+        self.known.note_recovered(placed, entry);
         self.requests.note(index, leaf, entry);
         if self.edge.size() == self.committed {
             self.open = std::mem::take(&mut self.requests).into_sorted();

@@ -12,7 +12,11 @@ use audit_tlog::{Hash, leaf_hash};
 use std::sync::Arc;
 
 /// A new segment begins when one is longer than this. A start reads a segment at a time into memory.
+#[cfg(not(test))]
 pub(crate) const SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
+/// Small in tests, so that a few requests fill several.
+#[cfg(test)]
+pub(crate) const SEGMENT_BYTES: u64 = 40 * 1024;
 /// Longest segment that is read: one batch goes over the limit at most.
 pub(crate) const SEGMENT_BYTES_MAX: usize =
     SEGMENT_BYTES as usize + crate::sequence::BATCH_MAX * (FRAME_HEAD + ENTRY_BYTES_MAX);
@@ -59,6 +63,15 @@ pub(crate) fn next_frame<'a>(rest: &mut &'a [u8]) -> Option<(&'a [u8], Hash)> {
     Some((entry, computed))
 }
 
+/// Where an entry's frame lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// First entry of the segment.
+    pub(crate) segment: u64,
+    /// Offset in bytes.
+    pub(crate) offset: u64,
+}
+
 /// Where a trace lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TracePlace {
@@ -92,6 +105,11 @@ impl SegmentWriter {
     /// Whether the next batch belongs into a new segment.
     pub(crate) fn is_full(&self) -> bool {
         self.length >= SEGMENT_BYTES
+    }
+
+    /// Where a frame will lie that is the next one after `before` bytes.
+    pub(crate) fn place_after(&self, before: usize) -> Place {
+        Place { segment: self.first, offset: self.length + before as u64 }
     }
 
     /// Appends frames, syncs, and gives back what can then be read at their place.

@@ -4,7 +4,7 @@
 use crate::clock::Clock;
 use crate::fault::LogFault;
 use crate::keys::{Keys, random};
-use crate::segment::{SegmentWriter, TracePlace, encode_frame, next_frame};
+use crate::segment::{Place, SegmentWriter, TracePlace, encode_frame, next_frame};
 use crate::slot::Slot;
 use crate::storage::{Storage, StoredFile};
 use audit_provenance::{Body, Entry, EntryVersion, Head, TenantLink, TenantRef};
@@ -39,6 +39,7 @@ pub(crate) struct Placed {
     pub(crate) index: u64,
     pub(crate) leaf: Hash,
     pub(crate) bytes: Arc<[u8]>,
+    pub(crate) at: Place,
     pub(crate) trace: Option<TracePlace>,
 }
 
@@ -86,7 +87,7 @@ impl Sequencer {
         let mut entries = Vec::with_capacity(drafts.len());
         let mut frames = Vec::new();
         for (index, draft) in (self.edge.size()..).zip(drafts) {
-            let placed = self.place(index, draft)?;
+            let placed = self.place(index, self.segment.place_after(frames.len()), draft)?;
             encode_frame(&mut frames, placed.leaf, &placed.bytes)?;
             entries.push(placed);
         }
@@ -124,7 +125,7 @@ impl Sequencer {
     }
 
     /// Encodes an entry with its tenant's next number.
-    fn place(&mut self, index: u64, draft: Draft) -> Result<Placed, LogFault> {
+    fn place(&mut self, index: u64, at: Place, draft: Draft) -> Result<Placed, LogFault> {
         let tenant = draft.tenant.map(|tenant| {
             let head = self.tenants.get(&tenant).copied().unwrap_or(TenantHead { next: 0, leaf: Digest([0; 32]) });
             TenantLink { tenant, number: head.next, previous: head.leaf }
@@ -148,6 +149,6 @@ impl Sequencer {
             Some(trace) => self.segment.append_trace(index, &trace)?,
             None => None,
         };
-        Ok(Placed { index, leaf, bytes, trace })
+        Ok(Placed { index, leaf, bytes, at, trace })
     }
 }

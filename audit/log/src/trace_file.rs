@@ -54,20 +54,11 @@ pub(crate) fn recover_traces(
     store: &dyn Storage,
     first: u64,
     ours: impl Fn(u64) -> bool,
-    mut found: impl FnMut(u64, u64),
+    found: impl FnMut(u64, u64),
 ) -> Result<(), LogFault> {
     let path = traces_path(first);
-    let file = store.open(&path).map_err(storage("open", &path))?;
+    let (file, end) = walk(store, &path, ours, found)?;
     let length = file.length().map_err(storage("measure", &path))?;
-    let (mut end, mut damaged) = (0, 0);
-    while let Some((offset, entry, next)) = next_whole(&*file, end, length, &ours).map_err(storage("read", &path))? {
-        damaged += offset - end;
-        found(entry, offset);
-        end = next;
-    }
-    if damaged > 0 {
-        tracing::warn!(path, bytes = damaged, "damaged traces were passed over: their receipts show no trace");
-    }
     if length > end {
         // After a crash this is the usual end: traces are not synced one by one.
         tracing::warn!(path, bytes = length - end, "cut off what is no whole trace of a committed entry");
@@ -75,6 +66,37 @@ pub(crate) fn recover_traces(
         file.sync().map_err(storage("sync", &path))?;
     }
     Ok(())
+}
+
+/// The same, and nothing is cut off: the file may be written to at this moment.
+pub(crate) fn find_traces(
+    store: &dyn Storage,
+    first: u64,
+    ours: impl Fn(u64) -> bool,
+    found: impl FnMut(u64, u64),
+) -> Result<(), LogFault> {
+    walk(store, &traces_path(first), ours, found).map(drop)
+}
+
+/// Tells `found` of each whole trace, and gives back where the last one ends.
+fn walk(
+    store: &dyn Storage,
+    path: &str,
+    ours: impl Fn(u64) -> bool,
+    mut found: impl FnMut(u64, u64),
+) -> Result<(Box<dyn StoredFile>, u64), LogFault> {
+    let file = store.open(path).map_err(storage("open", path))?;
+    let length = file.length().map_err(storage("measure", path))?;
+    let (mut end, mut damaged) = (0, 0);
+    while let Some((offset, entry, next)) = next_whole(&*file, end, length, &ours).map_err(storage("read", path))? {
+        damaged += offset - end;
+        found(entry, offset);
+        end = next;
+    }
+    if damaged > 0 {
+        tracing::warn!(path, bytes = damaged, "damaged traces were passed over: their receipts show no trace");
+    }
+    Ok((file, end))
 }
 
 /// The first whole frame of one of our entries that begins at `from` or later: its offset, entry, and end.

@@ -1,7 +1,7 @@
 //! A writer that is killed again and again, in the middle of whatever it does: what it told is there afterwards.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-use audit_log::{AuditConfig, AuditLog};
+use audit_log::{AuditConfig, AuditLog, IndexStore};
 use policies_domain::{Principal, RequestId, TenantId, TenantName};
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
@@ -49,6 +49,48 @@ fn whatever_a_killed_writer_told_is_in_the_log() {
             assert_eq!(proof.index, *index, "{request}");
         }
     }
+}
+
+/// Blocks of the index are complete every few rounds, and the killing hits the writing of some of them.
+#[test]
+fn a_writer_that_is_killed_while_it_indexes_answers_as_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("log");
+    let config = || {
+        let index = IndexStore::Sled(dir.join("index"));
+        AuditConfig { index, ..AuditConfig::new(&dir, "append.example") }
+    };
+    let mut told: BTreeMap<RequestId, (String, Option<u64>)> = BTreeMap::new();
+    for round in 0..4 {
+        let mut child =
+            Command::new(writer()).arg(&dir).args(["600", "1000000", "--tell"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        for line in lines.by_ref().take(3_000 + round * 577) {
+            note(&mut told, &line.unwrap());
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        for line in lines.map_while(Result::ok) {
+            note(&mut told, &line);
+        }
+        let log = AuditLog::open(config()).unwrap();
+        let mut checked = 0;
+        for (request, (tenant, index)) in told.iter().step_by(1 + told.len() / 300) {
+            let who = Principal::authenticated(TenantId::new(1).unwrap(), TenantName::parse(tenant).unwrap());
+            let receipt = log.receipt(&who, *request).unwrap_or_else(|error| panic!("{request}: {error}"));
+            let proof = audit_tlog::TlogProof::parse(receipt.as_bytes()).unwrap();
+            assert!(index.is_none_or(|index| proof.index == index), "{request}");
+            checked += 1;
+        }
+        assert!(checked > 100, "{checked}");
+        log.shutdown();
+    }
+    let log = AuditLog::open(config()).unwrap();
+    while !log.health().index.is_ready() && !log.health().index.given_up {
+        std::thread::yield_now();
+    }
+    assert!(log.health().index.indexed > 8_192, "{:?}", log.health().index);
+    assert_eq!(log.health().index.rebuilds, 0, "what a killed process had written was there");
 }
 
 fn note(told: &mut BTreeMap<RequestId, (String, Option<u64>)>, line: &str) {

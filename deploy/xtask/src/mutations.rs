@@ -10,6 +10,7 @@ mod exactness;
 mod files;
 mod guesses;
 mod handoff;
+mod index;
 mod kernels;
 mod link;
 mod prefix;
@@ -58,6 +59,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         files::FILES,
         guesses::GUESSES,
         handoff::HANDOFF,
+        index::INDEX,
         kernels::KERNELS,
         link::LINK,
         prefix::PREFIX,
