@@ -63,6 +63,8 @@ pub struct Config {
     pub witnesses: WitnessSettings,
     /// The program that signs for the log, and its arguments; empty when the key is in the log's folder.
     pub signer: Vec<String>,
+    /// What the log's index is kept in.
+    pub index: IndexKind,
 }
 
 /// A part of the engine that is a process of its own, perhaps on another machine.
@@ -114,6 +116,15 @@ impl WeightsCache {
             folder => Some(Self::Folder(folder.into())),
         }
     }
+}
+
+/// What the log's index is kept in. Nothing that it says is believed, whatever it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IndexKind {
+    /// A sled database beside the log's data. It takes disk and little memory, and is there at the next start.
+    Sled,
+    /// The process's memory: as much as all requests of the log and what they read, and made anew at every start.
+    Memory,
 }
 
 /// Who may read `/metrics`.
@@ -242,6 +253,8 @@ impl Config {
             probes: BTreeSet::new(),
             witnesses: WitnessSettings::default(),
             signer: Vec::new(),
+            // A log grows for half a year; what grows with it belongs on the disk.
+            index: IndexKind::Sled,
         }
     }
 
@@ -333,6 +346,11 @@ impl Config {
             config.probes = read_probes(audit, &config.tenants);
             config.witnesses = witnesses::read(audit);
             audit.set("signer", "a list of words, a program and its arguments", &mut config.signer, words);
+            audit.set("index", "\"sled\" or \"memory\"", &mut config.index, |value| match value.as_str()? {
+                "sled" => Some(IndexKind::Sled),
+                "memory" => Some(IndexKind::Memory),
+                _ => None,
+            });
         });
         settings.inside("scheduler", |scheduler| config.agreements = agreement::read_all(scheduler, &config.tenants));
         if let Err(error) = config.tenancy() {

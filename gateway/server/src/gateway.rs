@@ -2,7 +2,7 @@
 
 use crate::audits::Audits;
 use crate::bounded_file;
-use crate::config::{Config, Limits, MetricsReaders, StreamShape};
+use crate::config::{Config, IndexKind, Limits, MetricsReaders, StreamShape};
 use crate::exchange::Entrance;
 use crate::host::{self, Host};
 use crate::metrics::{Metrics, StartMetricsError};
@@ -11,7 +11,7 @@ use crate::respond::RequestError;
 use crate::tls::{self, LoadTlsError};
 use crate::turns::{Turns, WAITING_MAX};
 use crate::witnesses;
-use audit_log::{AuditConfig, AuditLog, Handover, OpenLogError, SignerPlace};
+use audit_log::{AuditConfig, AuditLog, Handover, IndexHealth, IndexStore, OpenLogError, SignerPlace};
 use engine_runtime::{Engine, Split};
 use gateway_auth::{BuildKeyRingError, KeyRing, KeySecret, OpenSecretError};
 use policies_authz::{Authz, ReadRulesError};
@@ -195,6 +195,12 @@ impl Gateway {
         &self.services.model
     }
 
+    /// How the index of the audit log does.
+    #[must_use]
+    pub fn index(&self) -> IndexHealth {
+        self.services.audit.health().index
+    }
+
     /// Makes `/readyz` say no while everything else goes on: for a balancer that needs time to notice.
     pub fn announce_drain(&self) {
         self.services.draining.store(true, Ordering::SeqCst);
@@ -247,9 +253,13 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         Split::Staged => Handover::Staged,
     };
     let audit = AuditConfig::new(Gateway::log_dir(&config.data_dir), config.origin);
+    let index = match config.index {
+        IndexKind::Sled => IndexStore::Sled(audit.dir.join("index")),
+        IndexKind::Memory => IndexStore::Memory,
+    };
     let signer = if config.signer.is_empty() { SignerPlace::File } else { SignerPlace::Command(config.signer.clone()) };
     let witnesses = witnesses::policy(&config.witnesses);
-    let audit = AuditLog::open(AuditConfig { handover, signer, witnesses, ..audit })?;
+    let audit = AuditLog::open(AuditConfig { handover, signer, witnesses, index, ..audit })?;
     let metrics = Metrics::start(&engine, &audit, &keys.principals())?;
     if config.metrics == MetricsReaders::Everyone {
         tracing::warn!("everyone who reaches the listener may read the tenants' names and usage under /metrics");

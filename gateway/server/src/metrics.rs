@@ -193,6 +193,8 @@ fn observe_audit(meter: &Meter, audit: &AuditLog) {
     gauge("audit_witness_alarms", |health| {
         health.witnesses.iter().filter(|witness| witness.alarm.is_some()).count() as u64
     });
+    gauge("audit_entries_indexed", |health| health.index.indexed);
+    gauge("audit_index_rebuilds", |health| health.index.rebuilds.into());
 }
 
 /// Times one generating request. What it did not finish is counted when it is dropped, so that aborted work is billed.

@@ -7,6 +7,7 @@ use engine_link::{Identity, IdentityFiles, Role};
 use engine_model::{CacheUse, LoadOptions, Loaded, Model, UnsavedWeights};
 use engine_runtime::{Engine, RemoteWorker};
 use gateway_server::{Config, Gateway, WeightsCache, WorkerPlace};
+use indicatif::{ProgressBar, ProgressStyle};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +16,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Responses in progress may take this long after the first signal: several times a long answer.
 const DRAIN_LIMIT: Duration = Duration::from_secs(120);
+
+/// Between two looks at an index that is being made, and before the first: an index that is there is opened by then.
+const INDEX_LOOK: Duration = Duration::from_secs(1);
 
 /// Runs a gateway until a signal; `weights_cache` instead of what the configuration says.
 pub(crate) async fn run(config: &Path, weights_cache: Option<WeightsCache>) -> Result<()> {
@@ -32,8 +36,39 @@ pub(crate) async fn run(config: &Path, weights_cache: Option<WeightsCache>) -> R
     let Some(gateway) = signals.unless(work).await else { return Ok(()) };
     let gateway = gateway?;
     note(format_args!("listening on {scheme}://{}", gateway.address()));
-    signals.next().await;
+    if signals.unless(show_index(&gateway)).await.is_some() {
+        signals.next().await;
+    }
     drain(gateway, &mut signals).await
+}
+
+/// Shows how the index of the audit log is made, while that takes long. Requests are answered meanwhile.
+async fn show_index(gateway: &Gateway) {
+    tokio::time::sleep(INDEX_LOOK).await;
+    if gateway.index().is_ready() {
+        return;
+    }
+    let bar = ProgressBar::new(gateway.index().indexable);
+    if bar.is_hidden() {
+        note("the index of the audit log is being made; requests are answered meanwhile");
+    }
+    if let Ok(style) = ProgressStyle::with_template("indexing the audit log {bar:30} {pos}/{len} {elapsed}") {
+        bar.set_style(style);
+    }
+    loop {
+        let health = gateway.index();
+        bar.set_length(health.indexable);
+        bar.set_position(health.indexed);
+        if health.is_ready() || health.given_up {
+            bar.finish_and_clear();
+            note(match health.given_up {
+                false => "the index of the audit log is complete",
+                true => "the audit log has no index: looking things up takes longer",
+            });
+            return;
+        }
+        tokio::time::sleep(INDEX_LOOK).await;
+    }
 }
 
 /// Reads the configuration; a missing one is the first thing that a new operator meets.
@@ -192,7 +227,7 @@ mod tests {
         let shown = Config::read(&file).unwrap();
         let defaults = Config::new(&shown.data_dir, &shown.model);
         assert_eq!((shown.listen, shown.origin), (defaults.listen, defaults.origin));
-        assert_eq!(shown.weights_cache, defaults.weights_cache);
+        assert_eq!((shown.weights_cache, shown.index), (defaults.weights_cache, defaults.index));
         assert_eq!((shown.engine, shown.limits, shown.metrics), (defaults.engine, defaults.limits, defaults.metrics));
         assert_eq!(shown.witnesses, defaults.witnesses);
         assert!(shown.agreements.is_empty() && shown.probes.is_empty() && shown.public_prefixes.is_empty());

@@ -72,6 +72,19 @@ fn witnesses_have_an_address_and_a_key() {
 }
 
 #[test]
+fn the_index_is_on_disk_unless_it_is_to_be_in_memory() {
+    let config = |audit: &str| format!("data_dir = \"d\"\nmodel = \"m\"\n[audit]\n{audit}\n");
+    let read = |audit: &str| Config::parse(&config(audit)).unwrap().index;
+    assert_eq!(read(""), IndexKind::Sled);
+    assert_eq!(read("index = \"sled\""), IndexKind::Sled);
+    assert_eq!(read("index = \"memory\""), IndexKind::Memory);
+    for index in ["\"\"", "\"Sled\"", "true", "[]"] {
+        let wanted = "`audit.index` must be \"sled\" or \"memory\"";
+        assert_eq!(mistakes(&config(&format!("index = {index}"))), [wanted], "{index}");
+    }
+}
+
+#[test]
 fn a_full_configuration_is_read() {
     let text = format!(
         "listen = \"0.0.0.0:0\"\ndata_dir = \"data\"\nmodel = \"m.gguf\"\nweights_cache = \"off\"\nserved_name = \"small\"\nrules = \"r.toml\"\n\
