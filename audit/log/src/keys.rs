@@ -13,8 +13,9 @@ use hkdf::Hkdf;
 use hmac::{Hmac, Mac as _};
 use policies_domain::TenantName;
 use sha2::{Digest as _, Sha256};
-use std::collections::HashMap;
-use std::io;
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Read as _};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use zeroize::Zeroizing;
 
@@ -119,10 +120,7 @@ impl Keys {
 
     /// A tenant as entries name it: 16 bytes of an HMAC of its name.
     pub(crate) fn tenant_ref(&self, name: &TenantName) -> TenantRef {
-        let mac = hmac(&self.pseudonym, name.as_str().as_bytes());
-        let mut tenant = [0; 16];
-        tenant.iter_mut().zip(mac).for_each(|(to, from)| *to = from);
-        tenant
+        pseudonym_of(&self.pseudonym, name)
     }
 
     /// The key of the tags in the index: derived from one that the index's folder does not have.
@@ -269,10 +267,68 @@ fn read_key(store: &dyn Storage, path: &str) -> Result<Option<Zeroizing<String>>
 fn read_secret(store: &dyn Storage, log: &VerifierKey, path: &str) -> Result<Option<Secret>, OpenLogError> {
     let Some(text) = read_key(store, path)? else { return Ok(None) };
     let damaged = || OpenLogError::KeyDamaged { path: path.to_owned() };
-    let (digits, sum) = text.trim_end_matches('\n').split_once('+').ok_or_else(damaged)?;
+    parse_secret(&text, log, path).map(Some).ok_or_else(damaged)
+}
+
+fn parse_secret(text: &str, log: &VerifierKey, path: &str) -> Option<Secret> {
+    let (digits, sum) = text.trim_end_matches('\n').split_once('+')?;
     let mut secret = Zeroizing::new([0; 32]);
-    hex::decode_to_slice(digits, secret.as_mut_slice()).map_err(|_| damaged())?;
-    if sum == secret_sum(log, path, &secret) { Ok(Some(secret)) } else { Err(damaged()) }
+    hex::decode_to_slice(digits, secret.as_mut_slice()).ok()?;
+    (sum == secret_sum(log, path, &secret)).then_some(secret)
+}
+
+/// The tenants of a log by the references that its entries have, for whoever may read its key of pseudonyms. The folder is
+/// only read, while a gateway may have it open.
+pub struct TenantNames {
+    pseudonym: Secret,
+    names: BTreeMap<TenantRef, TenantName>,
+}
+
+impl std::fmt::Debug for TenantNames {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TenantNames({})", self.names.len())
+    }
+}
+
+impl TenantNames {
+    /// Reads a log's folder. `None` when its key of pseudonyms is not there, or cannot be read by whoever asks.
+    #[must_use]
+    pub fn read(dir: &Path) -> Option<Self> {
+        let read = |path: &str| {
+            let mut text = Zeroizing::new(String::new());
+            let file = dir.join(path);
+            // Opening a pipe would wait for its other end.
+            file.metadata().ok().filter(std::fs::Metadata::is_file)?;
+            std::fs::File::open(file).ok()?.take(KEY_FILE_BYTES_MAX as u64).read_to_string(&mut text).ok()?;
+            Some(text)
+        };
+        let log = VerifierKey::parse(read(VERIFIER_KEY)?.trim_end_matches('\n')).ok()?;
+        let pseudonym = parse_secret(&read(PSEUDONYM_KEY)?, &log, PSEUDONYM_KEY)?;
+        let files = std::fs::read_dir(dir.join(TENANT_KEYS)).into_iter().flatten().flatten();
+        let name = |file: std::fs::DirEntry| TenantName::parse(file.file_name().to_str()?.split('.').next()?).ok();
+        let names = files.filter_map(name).map(|name| (pseudonym_of(&pseudonym, &name), name));
+        Some(Self { names: names.collect(), pseudonym })
+    }
+
+    /// The reference that entries have for a tenant of this name.
+    #[must_use]
+    pub fn reference(&self, name: &TenantName) -> TenantRef {
+        pseudonym_of(&self.pseudonym, name)
+    }
+
+    /// The tenant with that reference, if it has a key in the folder.
+    #[must_use]
+    pub fn name(&self, tenant: &TenantRef) -> Option<&TenantName> {
+        self.names.get(tenant)
+    }
+}
+
+/// A tenant as entries name it: 16 bytes of an HMAC of its name.
+fn pseudonym_of(pseudonym: &Secret, name: &TenantName) -> TenantRef {
+    let mac = hmac(pseudonym, name.as_str().as_bytes());
+    let mut tenant = [0; 16];
+    tenant.iter_mut().zip(mac).for_each(|(to, from)| *to = from);
+    tenant
 }
 
 fn make_secret(store: &dyn Storage, log: &VerifierKey, path: &str) -> Result<Secret, LogFault> {

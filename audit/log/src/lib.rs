@@ -11,6 +11,7 @@
 #[cfg(test)]
 extern crate self as audit_log;
 
+mod blast_radius;
 mod clock;
 mod config;
 mod consistency;
@@ -30,6 +31,9 @@ mod sequence;
 mod signer;
 mod slot;
 mod storage;
+#[cfg(test)]
+#[path = "../tests/story/mod.rs"]
+mod story;
 mod trace_file;
 mod witness;
 
@@ -37,12 +41,18 @@ pub use audit_provenance::{
     AuditVerdict, EngineFaultClass, Handover, IsolationAudit, Leg, Released, ReleasedSteps, ReplayOutcome, ReplayTime,
     SealReason, Violation,
 };
+pub use audit_provenance::{PageClass, PageRun, TenantRef};
 pub use audit_tlog::CosignerKey;
+pub use blast_radius::{
+    BlastRadius, BlastRadiusError, BlastRadiusQuery, HOPS_MAX, LISTED_MAX, LIVES_MAX, Listed, ROWS_MAX, SHOWN_MAX,
+    SharedLife, Suspect, Touched, Unknown, blast_radius,
+};
 pub use clock::{Clock, SystemClock};
 pub use config::{AuditConfig, OPEN_REQUESTS_MAX, QUEUE_MAX};
 pub use consistency::ConsistencyError;
 pub use fault::{LogFault, OpenLogError};
 pub use index::{IndexHealth, IndexStore, LookupError, PageReaders};
+pub use keys::TenantNames;
 pub use log::{AppendError, AuditLog, IncidentId, LogHealth, Recorded, RequestFacts};
 pub use open_entry::{OpenEntry, Outcome, Refused, Sealed};
 pub use receipt::ReceiptError;

@@ -46,21 +46,30 @@ pub(crate) fn encode_frame(frames: &mut Vec<u8>, leaf: Hash, entry: &[u8]) -> Re
     Ok(())
 }
 
-/// Takes the next whole frame off `rest`: the entry, whose leaf hash was computed anew, and the bytes that it took.
-/// `None` for a torn or damaged frame.
+/// Takes the next whole frame off `rest`: the entry, whose leaf hash was computed anew. `None` for a torn or damaged frame.
 pub(crate) fn next_frame<'a>(rest: &mut &'a [u8]) -> Option<(&'a [u8], Hash)> {
+    let mut after = *rest;
+    let (entry, leaf) = next_summed(&mut after)?;
+    let computed = leaf_hash(entry);
+    if computed.0 != *leaf {
+        return None;
+    }
+    *rest = after;
+    Some((entry, computed))
+}
+
+/// The same with the leaf hash as it is stored: for a first look, whose result is read again.
+pub(crate) fn next_summed<'a>(rest: &mut &'a [u8]) -> Option<(&'a [u8], &'a [u8; 32])> {
     let (length, after) = rest.split_first_chunk::<4>()?;
     let length = usize::try_from(u32::from_be_bytes(*length)).ok().filter(|&length| length <= ENTRY_BYTES_MAX)?;
     let (sum, after) = after.split_first_chunk::<4>()?;
     let (leaf, after) = after.split_first_chunk::<32>()?;
     let (entry, after) = after.split_at_checked(length)?;
-    let computed = leaf_hash(entry);
-    let whole = crc32c::crc32c_append(crc32c::crc32c(leaf), entry).to_be_bytes() == *sum && computed.0 == *leaf;
-    if !whole {
+    if crc32c::crc32c_append(crc32c::crc32c(leaf), entry).to_be_bytes() != *sum {
         return None;
     }
     *rest = after;
-    Some((entry, computed))
+    Some((entry, leaf))
 }
 
 /// Where an entry's frame lies.

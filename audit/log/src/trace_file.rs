@@ -9,7 +9,7 @@ use std::io;
 /// Longest trace that is kept; a longer one leaves its digest in the log and nothing else.
 pub(crate) const TRACE_BYTES_MAX: usize = 256 * 1024;
 /// Length (u32), CRC-32C (u32), index of the sealed entry (u64).
-const TRACE_HEAD: usize = 16;
+pub(crate) const TRACE_HEAD: usize = 16;
 /// What is read at a time in search of the next whole frame.
 const SEARCH_BYTES: u64 = 64 * 1024;
 
@@ -46,6 +46,15 @@ fn split_head(head: &[u8]) -> Option<(usize, u32, u64)> {
     let (index, _) = rest.split_first_chunk::<8>()?;
     let length = usize::try_from(u32::from_be_bytes(*length)).ok().filter(|&length| length <= TRACE_BYTES_MAX)?;
     Some((length, u32::from_be_bytes(*sum), u64::from_be_bytes(*index)))
+}
+
+/// The trace frame that begins these bytes: the entry that it belongs to, the trace, and its length with its head. `None` for
+/// a torn or damaged frame.
+pub(crate) fn first_trace(bytes: &[u8]) -> Option<(u64, &[u8], usize)> {
+    let (length, sum, index) = split_head(bytes)?;
+    let trace = bytes.get(TRACE_HEAD..TRACE_HEAD + length)?;
+    let whole = crc32c::crc32c_append(crc32c::crc32c(&index.to_be_bytes()), trace) == sum;
+    whole.then_some((index, trace, TRACE_HEAD + length))
 }
 
 /// Finds the traces of a segment's entries again and tells `found` of each, with its entry and offset. Steps over what

@@ -2,6 +2,7 @@
 //! test must go red. A mutation whose tests stay green is a hole in the tests.
 
 mod audits;
+mod blast_radius;
 mod bounds;
 mod cache;
 mod custody;
@@ -51,6 +52,7 @@ struct Mutation {
 fn all() -> impl Iterator<Item = &'static Mutation> {
     const OTHERS: &[&[Mutation]] = &[
         audits::AUDITS,
+        blast_radius::BLAST_RADIUS,
         bounds::BOUNDS,
         cache::CACHE,
         custody::CUSTODY,
@@ -370,8 +372,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "log keys: a secret has the sum of its log and file",
         file: "audit/log/src/keys.rs",
-        find: "if sum == secret_sum(log, path, &secret) {",
-        replace: "if sum.len() == secret_sum(log, path, &secret).len() {",
+        find: "(sum == secret_sum(log, path, &secret)).then_some(secret)",
+        replace: "(sum.len() == secret_sum(log, path, &secret).len()).then_some(secret)",
         packages: &["audit-log"],
         tests: "test(a_damaged_secret_refuses_the_start_and_is_named)",
     },

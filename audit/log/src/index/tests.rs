@@ -1,9 +1,6 @@
 //! The index against a model that was there, with stores that are right, wrong, gone, slow or in pieces.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-#[path = "../../tests/story/mod.rs"]
-mod story;
-
 mod damage;
 mod stores;
 
@@ -12,6 +9,8 @@ use super::memory::MemoryStore;
 use super::service::StoreKeeper;
 use super::store::{Store, StoreFault};
 use super::{BLOCK, IndexStore, Lookup, LookupError, PageReaders, TraceAt};
+use crate::story::memory::{MemoryDisk, TestClock};
+use crate::story::{self, START_US, facts, outcome, principal};
 use crate::{AuditConfig, AuditLog, Outcome, SealReason, Storage};
 use audit_provenance::{Entry, TenantRef};
 use policies_domain::{
@@ -20,8 +19,6 @@ use policies_domain::{
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use story::memory::{MemoryDisk, TestClock};
-use story::{START_US, facts, outcome, principal};
 
 /// Two blocks and a part of a third.
 const REQUESTS: u64 = 330;

@@ -1,9 +1,12 @@
-//! `bulkhead audit`: can one tenant of a running gateway see another's cache, order, eviction or speculation?
+//! `bulkhead audit`: can one tenant of a running gateway see another's cache, order, eviction or speculation? Which responses
+//! can something suspect have touched (`audit/blast_radius.rs`)?
 //!
-//! The gateway is asked over its ordinary API, as two of its tenants, and what comes is judged with statistics
+//! For the first, the gateway is asked over its ordinary API, as two of its tenants, and what comes is judged with statistics
 //! (`audit/verdict.rs`). A gateway whose operator named the first tenant as a probe writes the result to its log.
 
+pub(crate) mod blast_radius;
 mod measure;
+mod moment;
 mod probe;
 mod prompts;
 mod report;
@@ -15,7 +18,7 @@ mod verdict;
 use super::http_client::Address;
 use super::{environment, note, say};
 use anyhow::{Context, Result, bail};
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use measure::Plan;
 use probe::{HttpGateway, Keys, Recorded};
@@ -41,39 +44,48 @@ pub(crate) enum Audit {
     /// control has no power, 5 when it is inconclusive, and 1 when the audit could not be made. Pairs end early when they have
     /// said what they can say. Even so a full run sends some million tokens: hours on a small machine. The result says so when
     /// the gateway did not record it, and why.
-    Sidechannel {
-        /// Where the gateway listens
-        #[arg(long, default_value = "http://127.0.0.1:8080")]
-        address: String,
-        /// As JSON
-        #[arg(long)]
-        json: bool,
-        /// Also write the result here: the bytes whose digest is in the log
-        #[arg(long)]
-        output: Option<PathBuf>,
-        /// A short run: finds coarse channels, and is too small to say that there is none
-        #[arg(long, conflicts_with = "samples")]
-        quick: bool,
-        /// Pairs in each positive control, and six times as many in each arm between tenants, whose claim needs them; at most
-        #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(i64).range(SAMPLES_MIN..=SAMPLES_MAX / 6))]
-        samples: i64,
-        /// Rounds of each oracle: order, eviction, speculation; by `--samples` when not given
-        #[arg(long, conflicts_with = "quick", value_parser = clap::value_parser!(i64).range(12..=ROUNDS_MAX as i64))]
-        rounds: Option<i64>,
-        /// Lengths of the shared prefixes
-        #[arg(long, value_delimiter = ',', default_value = "64,512,1500",
-              value_parser = clap::value_parser!(i64).range(32..=1_000_000))]
-        prefix_tokens: Vec<i64>,
-        /// What the second tenant sends in order to evict the first one's prefixes; as much as the KV pool holds shows most
-        #[arg(long, default_value_t = 24_000, value_parser = clap::value_parser!(i64).range(1..=100_000_000))]
-        flood_tokens: i64,
-        /// The first tenant has streams of a constant shape: they must not tell prompts apart
-        #[arg(long)]
-        constant_shape: bool,
-        /// Draws prompts and orders; a seed that this gateway has seen finds its prompts in the cache, and the run is void
-        #[arg(long)]
-        seed: Option<u64>,
-    },
+    Sidechannel(Sidechannel),
+    /// List every response that something suspect could have touched, from the log's folder
+    ///
+    /// Reads the folder, while a gateway may write to it. Every entry is hashed and compared with the signed checkpoint, so that
+    /// nobody is left out; what dropped traces leave unknown is said.
+    BlastRadius(blast_radius::BlastRadiusArguments),
+}
+
+// How a gateway is probed. (Its help is the command's.)
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Sidechannel {
+    /// Where the gateway listens
+    #[arg(long, default_value = "http://127.0.0.1:8080")]
+    address: String,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+    /// Also write the result here: the bytes whose digest is in the log
+    #[arg(long)]
+    output: Option<PathBuf>,
+    /// A short run: finds coarse channels, and is too small to say that there is none
+    #[arg(long, conflicts_with = "samples")]
+    quick: bool,
+    /// Pairs in each positive control, and six times as many in each arm between tenants, whose claim needs them; at most
+    #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(i64).range(SAMPLES_MIN..=SAMPLES_MAX / 6))]
+    samples: i64,
+    /// Rounds of each oracle: order, eviction, speculation; by `--samples` when not given
+    #[arg(long, conflicts_with = "quick", value_parser = clap::value_parser!(i64).range(12..=ROUNDS_MAX as i64))]
+    rounds: Option<i64>,
+    /// Lengths of the shared prefixes
+    #[arg(long, value_delimiter = ',', default_value = "64,512,1500",
+          value_parser = clap::value_parser!(i64).range(32..=1_000_000))]
+    prefix_tokens: Vec<i64>,
+    /// What the second tenant sends in order to evict the first one's prefixes; as much as the KV pool holds shows most
+    #[arg(long, default_value_t = 24_000, value_parser = clap::value_parser!(i64).range(1..=100_000_000))]
+    flood_tokens: i64,
+    /// The first tenant has streams of a constant shape: they must not tell prompts apart
+    #[arg(long)]
+    constant_shape: bool,
+    /// Draws prompts and orders; a seed that this gateway has seen finds its prompts in the cache, and the run is void
+    #[arg(long)]
+    seed: Option<u64>,
 }
 
 /// The audit was made, and its verdict is not `isolated`.
@@ -90,7 +102,14 @@ impl NotIsolated {
 
 /// Makes the audit and prints its result.
 pub(crate) async fn run(what: Audit) -> Result<()> {
-    let Audit::Sidechannel {
+    match what {
+        Audit::Sidechannel(options) => probe_gateway(options).await,
+        Audit::BlastRadius(arguments) => blast_radius::run(&arguments),
+    }
+}
+
+async fn probe_gateway(options: Sidechannel) -> Result<()> {
+    let Sidechannel {
         address,
         json,
         output,
@@ -101,7 +120,7 @@ pub(crate) async fn run(what: Audit) -> Result<()> {
         flood_tokens,
         constant_shape,
         seed,
-    } = what;
+    } = options;
     let address = Address::parse(&address)?;
     let keys = keys(environment::audit_keys())?;
     let mut prefix_tokens: Vec<usize> = prefix_tokens.into_iter().map(count).collect();
