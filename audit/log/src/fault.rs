@@ -58,6 +58,9 @@ pub enum LogFault {
     /// The system has no random bytes.
     #[error("no random bytes")]
     Random,
+    /// An incident was moved as it may not be, which is refused before: memory is damaged.
+    #[error("an incident does not stand where its entries say")]
+    Incident,
     /// A thread of the log ended where it should not.
     #[error("a thread of the log ended")]
     Stopped,

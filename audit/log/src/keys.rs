@@ -7,7 +7,7 @@
 use crate::fault::{LogFault, OpenLogError, storage};
 use crate::signer::{CommandSigner, SignerPlace};
 use crate::storage::Storage;
-use audit_provenance::{Field, Openings, Salt, TenantRef};
+use audit_provenance::{ActorRef, Field, Openings, Salt, TenantRef};
 use audit_tlog::{LogSigner, VerifierKey};
 use hkdf::Hkdf;
 use hmac::{Hmac, Mac as _};
@@ -31,6 +31,8 @@ const EPOCH_US: u64 = 180 * 24 * 3_600 * 1_000_000;
 
 /// What the index's key is derived with: no name of a tenant, which has no slash.
 const INDEX_TAGS: &[u8] = b"bulkhead/index-tags/v1";
+/// Stands before the names of persons, likewise.
+const ACTOR: &str = "bulkhead/operator/";
 
 type Secret = Zeroizing<[u8; 32]>;
 
@@ -121,6 +123,11 @@ impl Keys {
     /// A tenant as entries name it: 16 bytes of an HMAC of its name.
     pub(crate) fn tenant_ref(&self, name: &TenantName) -> TenantRef {
         pseudonym_of(&self.pseudonym, name)
+    }
+
+    /// A person as entries name it: a keyed hash as well, of what is no tenant's name.
+    pub(crate) fn actor_ref(&self, name: &TenantName) -> ActorRef {
+        truncated(&hmac(&self.pseudonym, format!("{ACTOR}{name}").as_bytes()))
     }
 
     /// The key of the tags in the index: derived from one that the index's folder does not have.
@@ -325,10 +332,13 @@ impl TenantNames {
 
 /// A tenant as entries name it: 16 bytes of an HMAC of its name.
 fn pseudonym_of(pseudonym: &Secret, name: &TenantName) -> TenantRef {
-    let mac = hmac(pseudonym, name.as_str().as_bytes());
-    let mut tenant = [0; 16];
-    tenant.iter_mut().zip(mac).for_each(|(to, from)| *to = from);
-    tenant
+    truncated(&hmac(pseudonym, name.as_str().as_bytes()))
+}
+
+fn truncated(mac: &[u8; 32]) -> [u8; 16] {
+    let mut reference = [0; 16];
+    reference.iter_mut().zip(mac).for_each(|(to, from)| *to = *from);
+    reference
 }
 
 fn make_secret(store: &dyn Storage, log: &VerifierKey, path: &str) -> Result<Secret, LogFault> {

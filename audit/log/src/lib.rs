@@ -17,6 +17,7 @@ mod config;
 mod consistency;
 mod cosign;
 mod fault;
+mod incidents;
 mod index;
 mod keys;
 mod log;
@@ -38,8 +39,9 @@ mod trace_file;
 mod witness;
 
 pub use audit_provenance::{
-    AuditVerdict, EngineFaultClass, Handover, IsolationAudit, Leg, Released, ReleasedSteps, ReplayOutcome, ReplayTime,
-    SealReason, Violation,
+    ActorRef, AuditVerdict, Containment, EngineFaultClass, Handover, Incident, IncidentClass, IncidentMoveError,
+    IncidentStage, IncidentState, IsolationAudit, Leg, Released, ReleasedSteps, ReplayOutcome, ReplayTime, SealReason,
+    Violation,
 };
 pub use audit_provenance::{PageClass, PageRun, TenantRef};
 pub use audit_tlog::CosignerKey;
@@ -51,6 +53,7 @@ pub use clock::{Clock, SystemClock};
 pub use config::{AuditConfig, OPEN_REQUESTS_MAX, QUEUE_MAX};
 pub use consistency::ConsistencyError;
 pub use fault::{LogFault, OpenLogError};
+pub use incidents::{IncidentMove, IncidentReport, IncidentSide, MovedAt, REPORTED_MAX};
 pub use index::{IndexHealth, IndexStore, LookupError, PageReaders};
 pub use keys::TenantNames;
 pub use log::{AppendError, AuditLog, IncidentId, LogHealth, Recorded, RequestFacts};

@@ -4,6 +4,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::config::{AuditConfig, OPEN_REQUESTS_MAX};
 use crate::cosign::{self, Board, Cosigned};
 use crate::fault::{LogFault, OpenLogError};
+use crate::incidents::{Incidents, refuse_forbidden};
 use crate::index::{IndexHealth, Lookup, LookupError, PageReaders};
 use crate::keys::{Keys, epoch, random};
 use crate::open_entry::OpenEntry;
@@ -13,7 +14,8 @@ use crate::sequence::{BATCH_MAX, Commit, Draft, Sequencer};
 use crate::storage::{FolderStorage, Storage};
 use crate::witness::WitnessHealth;
 use audit_provenance::{
-    Body, Commitment, Field, Handover, IsolationAudit, Opened, Openings, TenantRef, determining_digest,
+    Body, Commitment, Field, Handover, IncidentMoveError, IsolationAudit, Opened, Openings, TenantRef,
+    determining_digest,
 };
 use policies_domain::{Digest, Generation, PageId, Permit, Principal, RequestId, TenantId};
 use sha2::{Digest as _, Sha256};
@@ -97,6 +99,12 @@ pub enum AppendError {
     /// There was no violation to refuse for.
     #[error("there was no violation")]
     NoViolation,
+    /// The log has no such incident.
+    #[error("the log has no such incident")]
+    NoIncident,
+    /// The incident may not move so.
+    #[error(transparent)]
+    IncidentMove(#[from] IncidentMoveError),
 }
 
 /// How the log does.
@@ -126,6 +134,8 @@ pub(crate) struct Shared {
     pub(crate) keys: Arc<Keys>,
     pub(crate) storage: Arc<dyn Storage>,
     pub(crate) index: Lookup,
+    /// Where each incident stands.
+    pub(crate) incidents: Arc<Mutex<Incidents>>,
     pub(crate) published: RwLock<Arc<Published>>,
     /// The newest checkpoint that a quorum of witnesses has cosigned.
     pub(crate) witnessed: RwLock<Option<Arc<Published>>>,
@@ -247,6 +257,7 @@ impl AuditLog {
             keys: opened.keys,
             storage,
             index,
+            incidents: opened.incidents,
             committed: Mutex::new(Committed { size: opened.published.size, signed_us: opened.signed_us }),
             published: RwLock::new(Arc::new(opened.published)),
             witnessed: RwLock::default(),
@@ -460,7 +471,13 @@ fn run_sequencer(shared: &Shared, mut sequencer: Sequencer, heartbeat: Option<Du
     let _stop = StopOnUnwind(shared);
     loop {
         let (drafts, replies): (Vec<Draft>, Vec<Reply>) = match shared.queue.take(heartbeat) {
-            Taken::Drafts(queued) => queued.into_iter().map(|queued| (queued.draft, queued.reply)).unzip(),
+            Taken::Drafts(queued) => {
+                let queued = refuse_forbidden(&lock(&shared.incidents), queued);
+                if queued.is_empty() {
+                    continue;
+                }
+                queued.into_iter().map(|queued| (queued.draft, queued.reply)).unzip()
+            }
             Taken::Idle => match Draft::untenanted(Body::Heartbeat) {
                 Ok(draft) => (vec![draft], vec![Reply::Nobody]),
                 Err(fault) => return shared.fail(&fault),
@@ -470,6 +487,10 @@ fn run_sequencer(shared: &Shared, mut sequencer: Sequencer, heartbeat: Option<Du
         match sequencer.commit(drafts) {
             Ok(commit) => {
                 shared.index.note_batch(&commit.entries);
+                if lock(&shared.incidents).note_batch(&commit.entries).is_err() {
+                    // INVARIANT: the sequencer wrote these moves after the fold that they continue.
+                    return shared.fail(&LogFault::Incident);
+                }
                 *lock(&shared.committed) = Committed { size: commit.size, signed_us: commit.signed_us };
                 replies.into_iter().zip(commit.entries.iter().cloned()).for_each(|(reply, placed)| reply.place(placed));
                 shared.mailbox.put(commit);

@@ -1,13 +1,15 @@
 //! A request between its first and its last entry: every step passes the gate here, every payload is chained here.
 
+use crate::incidents::IncidentMove;
 use crate::keys::random;
 use crate::log::Shared;
 use crate::queue::{Queued, Reply};
 use crate::sequence::{Draft, Placed};
 use crate::{AppendError, IncidentId};
 use audit_provenance::{
-    Body, ChunkChain, ChunkRuns, Commitment, Coverage, EngineFault, EngineFaultClass, Field, Gate, Incident,
-    IncidentClass, Leg, Openings, Released, ReleasedSteps, Salt, SealReason, Sealing, TenantRef, Trace, Violation,
+    Body, ChunkChain, ChunkRuns, Commitment, Containment, Coverage, EngineFault, EngineFaultClass, Field, Gate,
+    Incident, IncidentClass, IncidentStage, Leg, Openings, Released, ReleasedSteps, Salt, SealReason, Sealing,
+    TenantRef, Trace, Violation,
 };
 use policies_domain::{Digest, Label, PageId, Permit, RequestId, Step, TenantId};
 use std::sync::Arc;
@@ -236,13 +238,11 @@ impl OpenEntry {
             Some(violation) => {
                 let incident = self.incident(violation, *random().map_err(no_random)?, opened_index, opened_leaf);
                 let id = IncidentId(incident.incident);
-                let draft = Draft {
-                    uuid: *random().map_err(no_random)?,
-                    tenant: Some(self.tenant),
-                    body: Body::Incident(incident),
-                    trace: None,
-                };
-                Some((id, draft))
+                // The request ends here and nothing more of it leaves: that waits for nobody.
+                let contained = contained(id);
+                let draft = |uuid, body| Draft { uuid, tenant: Some(self.tenant), body, trace: None };
+                let detected = draft(*random().map_err(no_random)?, Body::Incident(incident));
+                Some((id, [detected, draft(*random().map_err(no_random)?, contained.body())]))
             }
             None => None,
         };
@@ -312,7 +312,7 @@ impl OpenEntry {
             opened_leaf,
             bytes_released: self.bytes_sent,
         };
-        let drafts = incident.into_iter().chain(fault).chain([sealed]).collect();
+        let drafts = incident.into_iter().flatten().chain(fault).chain([sealed]).collect();
         Ok(Some(LastEntries { incident: id, response, drafts }))
     }
 
@@ -360,6 +360,12 @@ impl OpenEntry {
             victim: held.and_then(tenant_of).and_then(|tenant| self.shared.tenant_ref(tenant)),
         }
     }
+}
+
+/// What the program itself does about an incident: it ends the request.
+fn contained(incident: IncidentId) -> IncidentMove {
+    let (to, action) = (IncidentStage::Contained, Containment::RequestEnded);
+    IncidentMove { incident, to, actor: None, second: None, evidence: None, action, notice: None }
 }
 
 /// A label's tenant, if it is one tenant's.

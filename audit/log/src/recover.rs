@@ -8,8 +8,10 @@
 use crate::AuditConfig;
 use crate::clock::Clock;
 use crate::fault::{LogFault, OpenLogError, storage};
+use crate::incidents::Incidents;
 use crate::index::{Known, OpenRequest, OpenRequests};
 use crate::keys::{Keys, random};
+use crate::log::lock;
 use crate::publish::{CHECKPOINT, Published, Publisher};
 use crate::receipt::Tiles;
 use crate::segment::{
@@ -25,13 +27,14 @@ use audit_tlog::{CHECKPOINT_BYTES_MAX, Checkpoint, Edge, TILE_WIDTH, TiledTree, 
 use policies_domain::{Digest, RequestId};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// A log that was opened, before its threads run.
 pub(crate) struct Opened {
     pub(crate) sequencer: Sequencer,
     pub(crate) publisher: Publisher,
     pub(crate) known: Known,
+    pub(crate) incidents: Arc<Mutex<Incidents>>,
     pub(crate) keys: Arc<Keys>,
     pub(crate) published: Published,
     pub(crate) signed_us: u64,
@@ -87,6 +90,7 @@ pub(crate) fn open(
         check_at_start(&config.witnesses, &committed, keys.signer().name(), &prove)?;
     }
     let drafts = first_drafts(&scan, &keys, committed)?;
+    let incidents = Arc::new(Mutex::new(scan.incidents));
     let mut sequencer = Sequencer {
         segment: SegmentWriter::open(&*store, scan.last_segment)?,
         started_us: clock.mono_us(),
@@ -97,6 +101,8 @@ pub(crate) fn open(
         slot,
         edge: scan.edge,
         tenants: scan.tenants,
+        incidents: Arc::clone(&incidents),
+        moved: HashMap::new(),
     };
     // In batches, and by the function that every entry goes through: a crash in here is a crash like any other.
     let mut last: Option<Commit> = None;
@@ -104,11 +110,12 @@ pub(crate) fn open(
     while drafts.peek().is_some() {
         let commit = sequencer.commit(drafts.by_ref().take(BATCH_MAX).collect())?;
         known.note_batch(&commit.entries);
+        lock(&incidents).note_batch(&commit.entries).map_err(|_| LogFault::Incident)?;
         last = publisher.publish(std::slice::from_ref(&commit))?.map(|_| commit);
     }
     let last = last.ok_or(LogFault::Stopped)?;
     let published = Published { size: last.size, root: last.root, note: last.note };
-    Ok(Opened { sequencer, publisher, known, keys, published, signed_us: last.signed_us })
+    Ok(Opened { sequencer, publisher, known, incidents, keys, published, signed_us: last.signed_us })
 }
 
 /// What the witnesses are asked about. A log that has committed nothing says that of itself: a witness that has seen more
@@ -189,6 +196,7 @@ struct Scan {
     bundle: Vec<u8>,
     tenants: HashMap<TenantRef, TenantHead>,
     known: Known,
+    incidents: Incidents,
     /// Sealed entries of the segments whose traces are looked at.
     sealed: BTreeSet<u64>,
     /// The first of these segments: the one that the newest block of entries begins in.
@@ -228,6 +236,7 @@ impl Scan {
             bundle: Vec::new(),
             tenants: HashMap::new(),
             known: Known::default(),
+            incidents: Incidents::default(),
             sealed: BTreeSet::new(),
             traced_from: 0,
             requests: OpenRequests::default(),
@@ -315,6 +324,8 @@ impl Scan {
         if let Body::Sealed(_) = &entry.body {
             self.sealed.insert(index);
         }
+        let wrong = |_| OpenLogError::Entry { index, path: segment_path(self.last_segment) };
+        self.incidents.note(index, Digest(leaf.0), entry).map_err(wrong)?;
         self.known.note_recovered(placed, entry);
         self.requests.note(index, leaf, entry);
         if self.edge.size() == self.committed {

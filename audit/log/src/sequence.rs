@@ -3,15 +3,17 @@
 
 use crate::clock::Clock;
 use crate::fault::LogFault;
+use crate::incidents::Incidents;
 use crate::keys::{Keys, random};
+use crate::log::lock;
 use crate::segment::{Place, SegmentWriter, TracePlace, encode_frame, next_frame};
 use crate::slot::Slot;
 use crate::storage::{Storage, StoredFile};
-use audit_provenance::{Body, Entry, EntryVersion, Head, TenantLink, TenantRef};
+use audit_provenance::{Body, Entry, EntryVersion, Head, IncidentLife, IncidentState, TenantLink, TenantRef};
 use audit_tlog::{Checkpoint, Edge, Hash, leaf_hash};
 use policies_domain::Digest;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Entries of one group commit. At this size a commit costs what its entries cost, no longer what its two syncs cost.
 pub(crate) const BATCH_MAX: usize = 4_096;
@@ -71,6 +73,10 @@ pub(crate) struct Sequencer {
     pub(crate) slot: Slot,
     pub(crate) edge: Edge,
     pub(crate) tenants: HashMap<TenantRef, TenantHead>,
+    /// Where each incident stands in what is committed.
+    pub(crate) incidents: Arc<Mutex<Incidents>>,
+    /// And where this batch moves it.
+    pub(crate) moved: HashMap<[u8; 16], IncidentLife>,
 }
 
 impl Sequencer {
@@ -84,6 +90,7 @@ impl Sequencer {
             // A crash here leaves an empty segment, which the next start continues.
             self.segment = SegmentWriter::open(&*self.storage, self.edge.size())?;
         }
+        self.moved.clear();
         let mut entries = Vec::with_capacity(drafts.len());
         let mut frames = Vec::new();
         for (index, draft) in (self.edge.size()..).zip(drafts) {
@@ -139,8 +146,10 @@ impl Sequencer {
             mono_us: self.clock.mono_us().saturating_sub(self.started_us),
             tenant,
         };
-        let bytes: Arc<[u8]> = Entry { head, body: draft.body }.encode().into();
+        let entry = Entry { head, body: self.continued(draft.body)? };
+        let bytes: Arc<[u8]> = entry.encode().into();
         let leaf = leaf_hash(&bytes);
+        self.note_incident(&entry.body, Digest(leaf.0))?;
         if let Some(link) = tenant {
             self.tenants.insert(link.tenant, TenantHead { next: link.number + 1, leaf: Digest(leaf.0) });
         }
@@ -150,5 +159,30 @@ impl Sequencer {
             None => None,
         };
         Ok(Placed { index, leaf, bytes, at, trace })
+    }
+
+    /// A move of an incident gets its place among the incident's entries.
+    fn continued(&self, body: Body) -> Result<Body, LogFault> {
+        let Body::IncidentState(state) = body else { return Ok(body) };
+        let life = self.life(&state.incident).ok_or(LogFault::Incident)?;
+        Ok(Body::IncidentState(IncidentState { sequence: life.sequence + 1, previous: life.leaf, ..state }))
+    }
+
+    fn note_incident(&mut self, body: &Body, leaf: Digest) -> Result<(), LogFault> {
+        match body {
+            Body::Incident(incident) => drop(self.moved.insert(incident.incident, IncidentLife::detected(leaf))),
+            Body::IncidentState(state) => {
+                // INVARIANT: what may not be moved so was refused before the batch was made.
+                let life = self.life(&state.incident).ok_or(LogFault::Incident)?;
+                let life = life.after(state, leaf).map_err(|_| LogFault::Incident)?;
+                self.moved.insert(state.incident, life);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn life(&self, incident: &[u8; 16]) -> Option<IncidentLife> {
+        self.moved.get(incident).copied().or_else(|| lock(&self.incidents).life(incident))
     }
 }

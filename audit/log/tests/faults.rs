@@ -150,8 +150,8 @@ async fn a_second_writer_that_got_past_the_lock_loses_at_the_slot() {
 #[tokio::test]
 async fn a_published_tile_with_other_content_stops_the_log() {
     let disk = history().await;
-    let tile = disk.paths().into_iter().rfind(|path| path.starts_with("tile/entries")).unwrap();
-    let width: usize = tile.rsplit_once('/').unwrap().1.parse().unwrap();
+    let bundles = disk.paths().into_iter().filter(|path| path.starts_with("tile/entries"));
+    let width: usize = bundles.map(|path| path.rsplit_once('/').unwrap().1.parse().unwrap()).max().unwrap();
     let next = format!("tile/0/000.p/{}", width + 1);
     disk.write(&next, b"other").unwrap();
     let refused = open(&disk, START_US + 100_000_000_000);

@@ -30,6 +30,12 @@ pub struct Incident {
 }
 
 impl Incident {
+    /// How bad it is, as reports name it.
+    #[must_use]
+    pub fn severity_name(&self) -> &'static str {
+        if self.severity() == 3 { "critical" } else { "high" }
+    }
+
     /// A foreign page after bytes had left is the worst that can happen; anything else was stopped in time.
     fn severity(&self) -> u64 {
         if self.bytes_released > 0 { 3 } else { 2 }
@@ -134,6 +140,26 @@ pub enum IncidentClass {
 }
 
 impl IncidentClass {
+    /// As reports name it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ForeignPage => "foreign_page",
+            Self::UnlabelledPage => "unlabelled_page",
+            Self::Generation => "generation",
+            Self::Tag => "tag",
+            Self::StepGap => "step_gap",
+            Self::RequestMismatch => "request_mismatch",
+            Self::ReadSet => "read_set",
+            Self::Handoff => "handoff",
+            Self::RowBinding => "row_binding",
+            Self::EngineOutput => "engine_output",
+            Self::GatewayTask => "gateway_task",
+            Self::ClientSocket => "client_socket",
+            Self::Replay => "replay",
+        }
+    }
+
     const ALL: [Self; 13] = [
         Self::ForeignPage,
         Self::UnlabelledPage,

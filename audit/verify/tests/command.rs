@@ -99,13 +99,13 @@ async fn a_log_is_checked_and_summed_up() {
     let dir = log.dir.path().to_str().unwrap();
     let (status, text, errors) = run(&["log", dir], Path::new("/"));
     assert_eq!(status, 0, "{text}{errors}");
-    assert!(text.contains("8: 1 genesis, 1 incident, 3 opened, 3 sealed"), "{text}");
+    assert!(text.contains("9: 1 genesis, 1 incident, 1 incident_state, 3 opened, 3 sealed"), "{text}");
     assert!(text.contains("1 isolation, 2 stop; 0 not sealed"), "{text}");
     let (status, text, _) = run(&["log", dir, "--json", "--key", &log.log.verifier_key()], Path::new("/"));
     let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!((status, value["tree_size"].as_u64(), value["tenants"].as_u64()), (0, Some(8), Some(2)));
+    assert_eq!((status, value["tree_size"].as_u64(), value["tenants"].as_u64()), (0, Some(9), Some(2)));
 
-    let bundle = log.dir.path().join("tile/entries/000.p/8");
+    let bundle = log.dir.path().join("tile/entries/000.p/9");
     let mut bytes = std::fs::read(&bundle).unwrap();
     bytes[700] ^= 1;
     std::fs::write(&bundle, bytes).unwrap();

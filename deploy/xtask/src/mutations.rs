@@ -11,6 +11,7 @@ mod exactness;
 mod files;
 mod guesses;
 mod handoff;
+mod incidents;
 mod index;
 mod kernels;
 mod link;
@@ -61,6 +62,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         files::FILES,
         guesses::GUESSES,
         handoff::HANDOFF,
+        incidents::INCIDENT_LIVES,
         index::INDEX,
         kernels::KERNELS,
         link::LINK,

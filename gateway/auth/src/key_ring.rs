@@ -116,6 +116,18 @@ impl KeyRing {
         principal.filter(|_| bool::from(found)).cloned().ok_or(AuthError::Unknown)
     }
 
+    /// Whether some key is in both rings, which must have been hashed with the same secret: then it would stand for two.
+    #[must_use]
+    pub fn shares_a_key(&self, other: &Self) -> bool {
+        let mut found = Choice::from(0);
+        for hash in &self.hashes {
+            for twin in &other.hashes {
+                found |= hash.same_as(twin);
+            }
+        }
+        found.into()
+    }
+
     /// Everyone who has a key, each once, by number.
     #[must_use]
     pub fn principals(&self) -> Vec<Principal> {
@@ -217,6 +229,14 @@ mod tests {
         let keys = ["acme", "globex"].map(|name| TenantKey { tenant: tenant(name), hash: secret.hash(&key) });
         let error = KeyRing::new(secret, &keys).unwrap_err();
         assert_eq!(error, BuildKeyRingError::Shared { first: tenant("acme"), second: tenant("globex") });
+    }
+
+    #[test]
+    fn a_key_in_two_rings_is_noticed() {
+        let keys: Vec<_> = (0..3).map(|_| ApiKey::mint().unwrap()).collect();
+        let tenants = ring(&[("acme", &keys[0]), ("globex", &keys[1])]);
+        assert!(!tenants.shares_a_key(&ring(&[("ada", &keys[2])])));
+        assert!(tenants.shares_a_key(&ring(&[("ada", &keys[2]), ("ben", &keys[1])])));
     }
 
     #[test]

@@ -238,6 +238,9 @@ enum KeyCommand {
         /// The data folder itself
         #[arg(long)]
         data_dir: Option<PathBuf>,
+        /// For a person who looks after incidents, not for a tenant
+        #[arg(long)]
+        operator: bool,
     },
 }
 
@@ -329,10 +332,10 @@ pub(crate) fn run() -> Result<()> {
             };
             Ok(say(block_on(bench::tenants::measure(&options))?)?)
         }
-        Command::Key(KeyCommand::New { tenant, config, data_dir }) => {
-            let new = key::new(&tenant, config.as_deref(), data_dir.as_deref())?;
+        Command::Key(KeyCommand::New { tenant, config, data_dir, operator }) => {
+            let new = key::new(&tenant, config.as_deref(), data_dir.as_deref(), operator)?;
             // The key first: a line in the configuration for a key that nobody saw is of no use.
-            writeln!(io::stderr(), "# The key, for the tenant; it is stored nowhere:\n{}", new.key.reveal())
+            writeln!(io::stderr(), "# The key; it is stored nowhere:\n{}", new.key.reveal())
                 .context("the key cannot be shown")?;
             Ok(say(new.lines)?)
         }
@@ -443,6 +446,11 @@ mod tests {
             "bulkhead audit sidechannel",
             "bulkhead audit sidechannel --address http://127.0.0.1:1 --json --quick --seed 7 --output o.json",
             "bulkhead audit sidechannel --samples 400 --prefix-tokens 64,512 --flood-tokens 60000 --constant-shape",
+            "bulkhead audit incidents --json",
+            "bulkhead audit incidents --ocsf --address http://127.0.0.1:1",
+            "bulkhead audit incidents show 07 --json",
+            "bulkhead audit incidents resolve 07 --evidence e.txt --false-positive",
+            "bulkhead key new ada --operator --data-dir d",
             "bulkhead audit blast-radius --log d --page 7 --generation 3 --json",
             "bulkhead audit blast-radius --config c.toml --from 2026-12-01 --to 2026-12-01T01:02:03Z --transitive",
             "bulkhead audit blast-radius --log d --tenant acme --through-public --threads 2",
@@ -478,6 +486,8 @@ mod tests {
             "bulkhead audit sidechannel --quick --samples 100",
             "bulkhead audit sidechannel --prefix-tokens 0",
             "bulkhead selftest",
+            "bulkhead audit incidents resolve 07",
+            "bulkhead audit incidents show",
             "bulkhead audit blast-radius --page 7",
             "bulkhead audit blast-radius --log d",
             "bulkhead audit blast-radius --log d --page 7 --tenant acme",

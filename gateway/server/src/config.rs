@@ -59,6 +59,8 @@ pub struct Config {
     pub metrics: MetricsReaders,
     /// Tenants that may write audits of the isolation to the log.
     pub probes: BTreeSet<TenantName>,
+    /// Who looks after incidents: names of persons, and the hashes of their keys.
+    pub operators: Vec<TenantKey>,
     /// Who cosigns the audit log's checkpoints.
     pub witnesses: WitnessSettings,
     /// The program that signs for the log, and its arguments; empty when the key is in the log's folder.
@@ -251,6 +253,7 @@ impl Config {
             limits: Limits::default(),
             metrics: MetricsReaders::Loopback,
             probes: BTreeSet::new(),
+            operators: Vec::new(),
             witnesses: WitnessSettings::default(),
             signer: Vec::new(),
             // A log grows for half a year; what grows with it belongs on the disk.
@@ -341,7 +344,8 @@ impl Config {
         let keeps_prefixes = config.engine.prefix_cache && config.worker.is_none();
         config.public_prefixes = public_prefix::read_all(&mut settings, keeps_prefixes);
         settings.inside("limits", |limits| read_limits(limits, &mut config.limits));
-        config.tenants = read_tenants(&mut settings);
+        config.tenants = read_keys(&mut settings, "tenants");
+        config.operators = read_keys(&mut settings, "operators");
         settings.inside("audit", |audit| {
             config.probes = read_probes(audit, &config.tenants);
             config.witnesses = witnesses::read(audit);
@@ -436,18 +440,19 @@ fn words(value: &Value) -> Option<Vec<String>> {
     words.filter(|words| words.first().is_some_and(|program| !program.is_empty()))
 }
 
-fn read_tenants(settings: &mut Settings<'_>) -> Vec<TenantKey> {
-    let tables = match settings.table.remove("tenants") {
+/// Names and the hashes of their keys: of tenants, or of operators.
+fn read_keys(settings: &mut Settings<'_>, list: &str) -> Vec<TenantKey> {
+    let tables = match settings.table.remove(list) {
         None => Vec::new(),
         Some(Value::Array(tables)) => tables,
         Some(_) => {
-            settings.mistake("tenants", "must be a list of tables".to_owned());
+            settings.mistake(list, "must be a list of tables".to_owned());
             return Vec::new();
         }
     };
     let mut keys = Vec::new();
     for (index, table) in tables.into_iter().enumerate() {
-        settings.inside_value(&format!("tenants[{index}]"), table, |tenant| {
+        settings.inside_value(&format!("{list}[{index}]"), table, |tenant| {
             let wanted = "must be 1 to 63 of `a-z`, `0-9`, `-`";
             let name = tenant.required("name", wanted, |value| TenantName::parse(value.as_str()?).ok());
             let wanted = "must be the 64 hexadecimal digits that `bulkhead` prints for a key";

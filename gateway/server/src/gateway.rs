@@ -7,6 +7,7 @@ use crate::exchange::Entrance;
 use crate::host::{self, Host};
 use crate::metrics::{Metrics, StartMetricsError};
 use crate::open_files;
+use crate::operators::Operators;
 use crate::respond::RequestError;
 use crate::tls::{self, LoadTlsError};
 use crate::turns::{Turns, WAITING_MAX};
@@ -34,6 +35,9 @@ pub(crate) struct Services {
     pub(crate) engine: Engine,
     pub(crate) audit: AuditLog,
     pub(crate) audits: Audits,
+    pub(crate) operators: Operators,
+    /// Whether connections are encrypted.
+    pub(crate) tls: bool,
     pub(crate) metrics: Metrics,
     pub(crate) metrics_readers: MetricsReaders,
     pub(crate) limits: Limits,
@@ -107,6 +111,9 @@ pub enum StartError {
     /// The tenants' keys.
     #[error(transparent)]
     Keys(#[from] BuildKeyRingError),
+    /// A key stands for a tenant and for an operator.
+    #[error("a key is a tenant's and an operator's: each has keys of its own")]
+    OperatorKey,
     /// The rule file could not be read.
     #[error("rule file `{}`: {source}", path.display())]
     ReadRules {
@@ -235,6 +242,10 @@ fn make_data_dir(path: &Path) -> Result<(), StartError> {
 fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError> {
     let secret = Gateway::key_secret(&config.data_dir)?;
     let keys = KeyRing::new(secret, &config.tenants)?;
+    let operators = KeyRing::new(Gateway::key_secret(&config.data_dir)?, &config.operators)?;
+    if keys.shares_a_key(&operators) {
+        return Err(StartError::OperatorKey);
+    }
     if config.tenants.is_empty() {
         tracing::warn!("no tenant is configured, so every request is refused: `bulkhead key new` makes a key for one");
     }
@@ -292,6 +303,8 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         engine,
         audit,
         audits: Audits::new(config.probes),
+        operators: Operators::new(operators),
+        tls: config.tls.is_some(),
         metrics,
         metrics_readers: config.metrics,
         limits: config.limits,

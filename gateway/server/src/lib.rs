@@ -17,6 +17,7 @@ mod host;
 mod json;
 mod metrics;
 mod open_files;
+mod operators;
 mod reply;
 mod respond;
 mod routes;

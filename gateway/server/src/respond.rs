@@ -6,7 +6,7 @@
 use crate::exchange::{Answer, BodyError, Gone};
 use crate::framing::FramingError;
 use crate::json::ParseRequestError;
-use audit_log::{AppendError, ConsistencyError, IncidentId, Leg, ReceiptError};
+use audit_log::{AppendError, ConsistencyError, IncidentId, Leg, LookupError, ReceiptError};
 use engine_model::{ChatTemplateError, RenderError};
 use engine_runtime::{StepError, SubmitError, TokenizeError};
 use gateway_auth::AuthError;
@@ -62,6 +62,12 @@ pub(crate) enum RequestError {
     ConsistencyFrom,
     #[error("the operator named this tenant as no probe (`[audit] probes`), so it records no audits")]
     NoProbe,
+    #[error("this takes a second person: another operator has to say the same of the same evidence")]
+    SecondPerson,
+    #[error("too many incidents wait for a second person already")]
+    TooManyProposals,
+    #[error(transparent)]
+    Lookup(#[from] LookupError),
     #[error("this tenant recorded an audit a moment ago")]
     AuditTooSoon { retry_after_ms: u64 },
     /// A defect of ours: a task that ended without its result, a step out of place.
@@ -248,6 +254,13 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
             Refusal::internal(500, "log_damaged", "The stored log does not verify.".to_owned())
         }
         RequestError::ConsistencyFrom => Refusal::caller(400, "invalid_query", message),
+        RequestError::SecondPerson => Refusal::caller(409, "second_person_needed", message),
+        RequestError::TooManyProposals => Refusal::overload(429, "too_many_proposals", message, RETRY_AFTER_MS),
+        RequestError::Append(AppendError::NoIncident) => Refusal::caller(404, "incident_not_found", message),
+        RequestError::Append(AppendError::IncidentMove(_)) => Refusal::caller(409, "incident_move_forbidden", message),
+        RequestError::Lookup(LookupError::Damaged { .. }) => {
+            Refusal::internal(500, "log_damaged", "The stored log does not verify.".to_owned())
+        }
         RequestError::NoProbe => {
             Refusal { kind: "permission_error", ..Refusal::caller(403, "no_probe", message) }.closing()
         }

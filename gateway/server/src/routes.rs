@@ -5,15 +5,18 @@ use crate::config::MetricsReaders;
 use crate::exchange::{Answer, Exchange, Site};
 use crate::gateway::Services;
 use crate::generate::Api;
+use crate::operators::{DECISION_BYTES_MAX, Decision, Operator, Wanted, parse_id, tenant_view};
 use crate::reply::Reply;
 use crate::respond::{Fault, RequestError, refusal};
 use crate::serve::serve;
+use audit_log::{AppendError, IncidentId};
 use gateway_auth::AuthError;
 use policies_domain::{Principal, RequestId};
 use serde_json::json;
 use std::sync::Arc;
 
 const JSON: &str = "application/json";
+const OPERATOR_INCIDENT: &str = "/v1/operator/incidents/";
 const TEXT: &str = "text/plain; charset=utf-8";
 /// Version of the Prometheus text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -30,6 +33,11 @@ enum Route {
     VerifierKey,
     Consistency,
     Audits,
+    /// What a tenant may know of incidents.
+    Incidents,
+    /// All incidents, for operators.
+    OperatorIncidents,
+    OperatorIncident(String),
 }
 
 impl Route {
@@ -41,13 +49,16 @@ impl Route {
             "/v1/isolation/key" => Some(Self::VerifierKey),
             "/v1/isolation/proof/consistency" => Some(Self::Consistency),
             "/v1/isolation/audits" => Some(Self::Audits),
+            "/v1/isolation/incidents" => Some(Self::Incidents),
+            "/v1/operator/incidents" => Some(Self::OperatorIncidents),
             "/healthz" => Some(Self::Health),
             "/readyz" => Some(Self::Ready),
             "/metrics" => Some(Self::Metrics),
             _ => {
                 let model = path.strip_prefix("/v1/models/").map(|name| Self::Model(name.to_owned()));
                 let receipt = || path.strip_prefix("/v1/isolation/receipts/").map(|id| Self::Receipt(id.to_owned()));
-                model.or_else(receipt)
+                let incident = || path.strip_prefix(OPERATOR_INCIDENT).map(|id| Self::OperatorIncident(id.to_owned()));
+                model.or_else(receipt).or_else(incident)
             }
         }
     }
@@ -62,7 +73,10 @@ impl Route {
             | Self::Metrics
             | Self::Receipt(_)
             | Self::VerifierKey
-            | Self::Consistency => "GET, HEAD",
+            | Self::Consistency
+            | Self::Incidents
+            | Self::OperatorIncidents => "GET, HEAD",
+            Self::OperatorIncident(_) => "GET, HEAD, POST",
         }
     }
 
@@ -80,6 +94,9 @@ impl Route {
             Self::VerifierKey => "verifier_key",
             Self::Consistency => "consistency",
             Self::Audits => "audits",
+            Self::Incidents => "incidents",
+            Self::OperatorIncidents => "operator_incidents",
+            Self::OperatorIncident(_) => "operator_incident",
         }
     }
 }
@@ -123,6 +140,15 @@ async fn follow(http: &mut Exchange, route: Route, on: &Arc<Services>) -> Result
         Route::VerifierKey => Answer::new(200, TEXT, on.audit.verifier_key()),
         Route::Consistency => consistency(http, on).await?,
         Route::Audits => record_audit(http, on).await?,
+        Route::Incidents => incidents_of(authenticate(http, on)?, on).await?,
+        Route::OperatorIncidents => {
+            operator(http, on)?;
+            incidents(on).await?
+        }
+        Route::OperatorIncident(id) => {
+            let (who, id) = (operator(http, on)?, parse_id(&id).ok_or(AppendError::NoIncident)?);
+            if http.method() == "POST" { move_incident(http, &who, id, on).await? } else { incident(id, on).await? }
+        }
     };
     Ok(http.answer(answer).await?)
 }
@@ -229,6 +255,63 @@ async fn record_audit(http: &mut Exchange, on: &Services) -> Result<Answer, Requ
     Ok(Answer::new(201, JSON, json!({"index": index, "leaf": leaf}).to_string()))
 }
 
+/// Who looks after incidents says so from this machine or over TLS; for everybody else there is nothing here.
+fn operator(http: &Exchange, on: &Services) -> Result<Operator, RequestError> {
+    if on.operators.is_empty() || !(http.is_from_loopback() || on.tls) {
+        return Err(RequestError::UnknownPath);
+    }
+    Ok(on.operators.authenticate(http.credential().as_ref())?)
+}
+
+/// What the principal's tenant may know: nothing of the other side, and nothing of incidents that do not concern it.
+async fn incidents_of(principal: Principal, on: &Arc<Services>) -> Result<Answer, RequestError> {
+    let audit = on.audit.clone();
+    let read = tokio::task::spawn_blocking(move || audit.incidents_of(&principal));
+    let incidents = read.await.map_err(|_| RequestError::Internal)??;
+    let data: Vec<_> = incidents.iter().map(|(side, report)| tenant_view(*side, report)).collect();
+    Ok(Answer::new(200, JSON, json!({"object": "list", "data": data}).to_string()))
+}
+
+async fn incidents(on: &Arc<Services>) -> Result<Answer, RequestError> {
+    let audit = on.audit.clone();
+    let read = tokio::task::spawn_blocking(move || audit.incident_reports());
+    let (reports, total) = read.await.map_err(|_| RequestError::Internal)??;
+    let data: Vec<_> = reports.iter().map(|report| on.operators.describe(report, &on.audit)).collect();
+    Ok(Answer::new(200, JSON, json!({"object": "list", "total": total, "data": data}).to_string()))
+}
+
+async fn incident(id: IncidentId, on: &Arc<Services>) -> Result<Answer, RequestError> {
+    let audit = on.audit.clone();
+    let read = tokio::task::spawn_blocking(move || audit.incident_report(id));
+    let report = read.await.map_err(|_| RequestError::Internal)??.ok_or(AppendError::NoIncident)?;
+    Ok(Answer::new(200, JSON, on.operators.describe(&report, &on.audit).to_string()))
+}
+
+/// One person proposes, or says what takes one; the second confirms, and the log has both.
+async fn move_incident(
+    http: &mut Exchange,
+    who: &Operator,
+    id: IncidentId,
+    on: &Arc<Services>,
+) -> Result<Answer, RequestError> {
+    let wanted = Wanted::parse(&http.body(DECISION_BYTES_MAX).await?)?;
+    let stage = on.audit.incident_stage(id).ok_or(AppendError::NoIncident)?;
+    match on.operators.decide(who, id, &wanted, http.accepted())? {
+        Decision::Proposed => {
+            let body = json!({"proposed": true, "state": stage.as_str(), "needs": "a second person"});
+            Ok(Answer::new(202, JSON, body.to_string()))
+        }
+        Decision::Made { actor, second } => {
+            let change = wanted.into_move(id, &actor, second.as_ref(), &on.audit);
+            let state = change.to.as_str();
+            let recorded = on.audit.move_incident(change).await?;
+            tracing::warn!(incident = %id, state, index = recorded.index, "an incident moved");
+            let (index, leaf) = (recorded.index, recorded.leaf_hash.to_string());
+            Ok(Answer::new(201, JSON, json!({"state": state, "entry": index, "leaf": leaf}).to_string()))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -238,6 +321,7 @@ mod tests {
         assert_eq!(Route::find("/v1/completions"), Some(Route::Generate(Api::Text)));
         assert_eq!(Route::find("/v1/models/org/model"), Some(Route::Model("org/model".into())));
         assert_eq!(Route::find("/v1/isolation/receipts/1"), Some(Route::Receipt("1".into())));
+        assert_eq!(Route::find("/v1/operator/incidents/1"), Some(Route::OperatorIncident("1".into())));
         for path in ["", "/", "/v1", "/v1/", "/v1/completions/", "/V1/models", "//v1/models", "/v1/isolation", "*"] {
             assert_eq!(Route::find(path), None, "{path}");
         }

@@ -11,7 +11,7 @@ use crate::log::lock;
 use crate::segment::TracePlace;
 use crate::sequence::Placed;
 use crate::storage::Storage;
-use audit_provenance::{Body, TenantRef, Trace};
+use audit_provenance::{Body, Entry, TenantRef, Trace};
 use policies_domain::{Digest, Generation, PageId, RequestId};
 use std::sync::{Arc, Mutex};
 
@@ -115,6 +115,11 @@ impl Lookup {
     /// Whether the log has an opened entry of the tenant under its key of the epoch.
     pub(crate) fn has_epoch(&self, tenant: TenantRef, epoch: u64) -> bool {
         lock(&self.source.known).outline.has_epoch(tenant, epoch)
+    }
+
+    /// One entry, as it was committed; `None` when there is none with that index.
+    pub(crate) fn entry(&self, index: u64) -> Result<Option<Entry>, LookupError> {
+        Ok(self.source.entry(index)?.map(|read| read.entry))
     }
 
     /// A request's entries; `None` when the log has no such request.

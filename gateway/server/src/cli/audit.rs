@@ -5,8 +5,10 @@
 //! (`audit/verdict.rs`). A gateway whose operator named the first tenant as a probe writes the result to its log.
 
 pub(crate) mod blast_radius;
+mod incidents;
 mod measure;
 mod moment;
+mod ocsf;
 mod probe;
 mod prompts;
 mod report;
@@ -50,6 +52,8 @@ pub(crate) enum Audit {
     /// Reads the folder, while a gateway may write to it. Every entry is hashed and compared with the signed checkpoint, so that
     /// nobody is left out; what dropped traces leave unknown is said.
     BlastRadius(blast_radius::BlastRadiusArguments),
+    /// List incidents and say what becomes of them, as an operator of a running gateway; the key is in BULKHEAD_OPERATOR_KEY
+    Incidents(incidents::IncidentsArguments),
 }
 
 // How a gateway is probed. (Its help is the command's.)
@@ -105,6 +109,7 @@ pub(crate) async fn run(what: Audit) -> Result<()> {
     match what {
         Audit::Sidechannel(options) => probe_gateway(options).await,
         Audit::BlastRadius(arguments) => blast_radius::run(&arguments),
+        Audit::Incidents(arguments) => incidents::run(arguments).await,
     }
 }
 

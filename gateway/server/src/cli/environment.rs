@@ -22,6 +22,11 @@ pub(crate) fn audit_keys() -> [Option<String>; 2] {
     ["BULKHEAD_API_KEY_A", "BULKHEAD_API_KEY_B"].map(|name| std::env::var(name).ok().filter(|key| !key.is_empty()))
 }
 
+/// The key of the operator as whom `audit incidents` asks.
+pub(crate) fn operator_key() -> Option<String> {
+    std::env::var("BULKHEAD_OPERATOR_KEY").ok().filter(|key| !key.is_empty())
+}
+
 /// The hub that models are pulled from, when another one than the usual is wanted.
 pub(crate) fn hub_endpoint() -> Option<String> {
     std::env::var("HF_ENDPOINT").ok().filter(|endpoint| !endpoint.is_empty())

@@ -230,7 +230,12 @@ mod tests {
         assert_eq!((shown.weights_cache, shown.index), (defaults.weights_cache, defaults.index));
         assert_eq!((shown.engine, shown.limits, shown.metrics), (defaults.engine, defaults.limits, defaults.metrics));
         assert_eq!(shown.witnesses, defaults.witnesses);
-        assert!(shown.agreements.is_empty() && shown.probes.is_empty() && shown.public_prefixes.is_empty());
+        assert!(
+            shown.agreements.is_empty()
+                && shown.probes.is_empty()
+                && shown.operators.is_empty()
+                && shown.public_prefixes.is_empty()
+        );
         assert!(shown.tenants.is_empty() && shown.rules.is_none() && shown.tls.is_none() && shown.worker.is_none());
     }
 }

@@ -1,0 +1,296 @@
+//! Incidents, and what becomes of them. Where one stands is the fold over its entries, which every start makes anew and every
+//! commit goes on with; it is stored nowhere else. The sequencer asks here before it writes a move, so that the log never
+//! holds one that a verifier refuses.
+
+use crate::AppendError;
+use crate::index::LookupError;
+use crate::keys::random;
+use crate::log::{AuditLog, IncidentId, Recorded, lock};
+use crate::queue::{Queued, Reply, failed};
+use crate::sequence::{Draft, Placed};
+use audit_provenance::{
+    ActorRef, Body, Containment, Entry, Incident, IncidentLife, IncidentMoveError, IncidentStage, IncidentState,
+    TenantRef,
+};
+use policies_domain::{Digest, Principal, TenantName};
+use std::collections::{BTreeMap, HashMap};
+use tokio::sync::oneshot;
+
+/// Incidents in one report, the newest.
+pub const REPORTED_MAX: usize = 10_000;
+
+/// One incident, as its entries say.
+#[derive(Debug, Clone)]
+struct Known {
+    tenant: TenantRef,
+    victim: Option<TenantRef>,
+    life: IncidentLife,
+    /// Index and leaf hash of its entries, in order.
+    entries: Vec<(u64, Digest)>,
+}
+
+/// The fold over all entries of all incidents.
+#[derive(Debug, Default)]
+pub(crate) struct Incidents {
+    known: HashMap<[u8; 16], Known>,
+    /// In the order of their first entries.
+    order: Vec<[u8; 16]>,
+}
+
+impl Incidents {
+    /// Notes a committed entry.
+    pub(crate) fn note(&mut self, index: u64, leaf: Digest, entry: &Entry) -> Result<(), IncidentMoveError> {
+        match (&entry.body, entry.head.tenant) {
+            (Body::Incident(incident), Some(link)) => {
+                let (tenant, life) = (link.tenant, IncidentLife::detected(leaf));
+                let known = Known { tenant, victim: incident.victim, life, entries: vec![(index, leaf)] };
+                self.known.insert(incident.incident, known);
+                self.order.push(incident.incident);
+            }
+            (Body::IncidentState(state), _) => {
+                if let Some(known) = self.known.get_mut(&state.incident) {
+                    known.life = known.life.after(state, leaf)?;
+                    known.entries.push((index, leaf));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The same for a whole batch.
+    pub(crate) fn note_batch(&mut self, entries: &[Placed]) -> Result<(), IncidentMoveError> {
+        for placed in entries {
+            // INVARIANT: the sequencer encoded these bytes a moment ago.
+            if let Ok(entry) = Entry::decode(&placed.bytes) {
+                self.note(placed.index, Digest(placed.leaf.0), &entry)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn life(&self, incident: &[u8; 16]) -> Option<IncidentLife> {
+        self.known.get(incident).map(|known| known.life)
+    }
+}
+
+/// Takes the moves out of a batch that may not be made, and tells whoever wanted them. What comes earlier in the batch counts.
+pub(crate) fn refuse_forbidden(incidents: &Incidents, queued: Vec<Queued>) -> Vec<Queued> {
+    let mut stages: HashMap<[u8; 16], IncidentStage> = HashMap::new();
+    let mut kept = Vec::with_capacity(queued.len());
+    for Queued { draft, reply } in queued {
+        match &draft.body {
+            Body::Incident(incident) => drop(stages.insert(incident.incident, IncidentStage::Detected)),
+            Body::IncidentState(state) => {
+                let held = stages.get(&state.incident).copied();
+                let stage = held.or_else(|| incidents.life(&state.incident).map(|life| life.stage));
+                match stage.ok_or(AppendError::NoIncident).and_then(|stage| moved(stage, state)) {
+                    Ok(stage) => drop(stages.insert(state.incident, stage)),
+                    Err(error) => {
+                        reply.refuse(error);
+                        continue;
+                    }
+                }
+            }
+            _ => {}
+        }
+        kept.push(Queued { draft, reply });
+    }
+    kept
+}
+
+/// Whether an incident that stands there may move so; places in the log aside, which the sequencer gives.
+fn moved(stage: IncidentStage, state: &IncidentState) -> Result<IncidentStage, AppendError> {
+    let life = IncidentLife { stage, ..IncidentLife::detected(Digest([0; 32])) };
+    let next = IncidentState { sequence: 1, previous: life.leaf, ..state.clone() };
+    Ok(life.after(&next, life.leaf)?.stage)
+}
+
+/// A move that somebody wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IncidentMove {
+    /// Which incident.
+    pub incident: IncidentId,
+    /// Where to.
+    pub to: IncidentStage,
+    /// Who; the program itself when it is `None`.
+    pub actor: Option<ActorRef>,
+    /// The second person, for what takes two.
+    pub second: Option<ActorRef>,
+    /// SHA-256 of what was looked at.
+    pub evidence: Option<Digest>,
+    /// What was done.
+    pub action: Containment,
+    /// SHA-256 of the notice that was delivered.
+    pub notice: Option<Digest>,
+}
+
+impl IncidentMove {
+    /// Its place among the incident's entries is the sequencer's to give.
+    pub(crate) fn body(self) -> Body {
+        Body::IncidentState(IncidentState {
+            incident: self.incident.0,
+            sequence: 0,
+            previous: Digest([0; 32]),
+            state: self.to,
+            actor: self.actor,
+            second: self.second,
+            evidence: self.evidence,
+            action: self.action,
+            notice: self.notice,
+        })
+    }
+}
+
+/// An entry by which an incident moved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MovedAt {
+    /// Its index.
+    pub index: u64,
+    /// Its leaf hash.
+    pub leaf: Digest,
+    /// When, in microseconds since 1970.
+    pub wall_us: u64,
+    /// What it says.
+    pub state: IncidentState,
+}
+
+/// An incident with all its entries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IncidentReport {
+    /// Its id.
+    pub id: IncidentId,
+    /// Index of its first entry.
+    pub index: u64,
+    /// Leaf hash of its first entry.
+    pub leaf: Digest,
+    /// When it was detected, in microseconds since 1970.
+    pub detected_us: u64,
+    /// Whose request it was: who may have received what is another's.
+    pub tenant: TenantRef,
+    /// What was detected.
+    pub incident: Incident,
+    /// What became of it, in order.
+    pub moves: Vec<MovedAt>,
+}
+
+impl IncidentReport {
+    /// Where it stands.
+    #[must_use]
+    pub fn stage(&self) -> IncidentStage {
+        self.moves.last().map_or(IncidentStage::Detected, |moved| moved.state.state)
+    }
+}
+
+/// On which side of an incident a tenant is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IncidentSide {
+    /// Its request was stopped: it may have received something.
+    Recipient,
+    /// It was its page.
+    Victim,
+}
+
+impl AuditLog {
+    /// Moves an incident. Durable when it returns. Who may do so is the caller's to decide.
+    ///
+    /// # Errors
+    /// [`AppendError::NoIncident`], [`AppendError::IncidentMove`] for a move that may not be made, and those of the log.
+    ///
+    /// # Cancel safety
+    /// Once polled, the entry is written even if the future is dropped.
+    pub async fn move_incident(&self, wanted: IncidentMove) -> Result<Recorded, AppendError> {
+        let shared = &self.shared;
+        let tenant = lock(&shared.incidents).known.get(&wanted.incident.0).map(|known| known.tenant);
+        let tenant = Some(tenant.ok_or(AppendError::NoIncident)?);
+        let uuid = *random().map_err(|_| failed("no random bytes"))?;
+        let draft = Draft { uuid, tenant, body: wanted.body(), trace: None };
+        let (reply, placed) = oneshot::channel();
+        shared.queue.push_new(Queued { draft, reply: Reply::Sealed(reply) })?;
+        let placed = placed.await.map_err(|_| AppendError::Closed)??;
+        Ok(Recorded { index: placed.index, leaf_hash: Digest(placed.leaf.0) })
+    }
+
+    /// A person as entries name it: a keyed hash of its name, which no tenant's is.
+    #[must_use]
+    pub fn actor(&self, name: &TenantName) -> ActorRef {
+        self.shared.keys.actor_ref(name)
+    }
+
+    /// Where an incident stands; `None` when there is none with that id.
+    #[must_use]
+    pub fn incident_stage(&self, incident: IncidentId) -> Option<IncidentStage> {
+        lock(&self.shared.incidents).life(&incident.0).map(|life| life.stage)
+    }
+
+    /// The newest incidents, [`REPORTED_MAX`] at most, the oldest of them first; how many there are in all. Reads files.
+    ///
+    /// # Errors
+    /// [`LookupError`].
+    pub fn incident_reports(&self) -> Result<(Vec<IncidentReport>, usize), LookupError> {
+        self.reports(|_| true)
+    }
+
+    /// One incident. Reads files.
+    ///
+    /// # Errors
+    /// [`LookupError`].
+    pub fn incident_report(&self, incident: IncidentId) -> Result<Option<IncidentReport>, LookupError> {
+        let known = lock(&self.shared.incidents).known.get(&incident.0).cloned();
+        known.map_or(Ok(None), |known| self.report(incident, &known))
+    }
+
+    /// The newest incidents in which this principal's tenant is on some side, and on which. Reads files.
+    ///
+    /// # Errors
+    /// [`LookupError`].
+    pub fn incidents_of(&self, principal: &Principal) -> Result<Vec<(IncidentSide, IncidentReport)>, LookupError> {
+        let tenant = self.shared.keys.tenant_ref(principal.name());
+        let (reports, _) = self.reports(|known| known.tenant == tenant || known.victim == Some(tenant))?;
+        let side = |report: IncidentReport| {
+            let side = if report.tenant == tenant { IncidentSide::Recipient } else { IncidentSide::Victim };
+            (side, report)
+        };
+        Ok(reports.into_iter().map(side).collect())
+    }
+
+    fn reports(&self, wanted: impl Fn(&Known) -> bool) -> Result<(Vec<IncidentReport>, usize), LookupError> {
+        let (known, total) = {
+            let incidents = lock(&self.shared.incidents);
+            let of = |id: &[u8; 16]| Some((*id, incidents.known.get(id).filter(|known| wanted(known))?.clone()));
+            let known: BTreeMap<u64, ([u8; 16], Known)> =
+                incidents.order.iter().filter_map(of).map(|(id, known)| (first(&known), (id, known))).collect();
+            let total = known.len();
+            (known.into_values().skip(total.saturating_sub(REPORTED_MAX)).collect::<Vec<_>>(), total)
+        };
+        let mut reports = Vec::with_capacity(known.len());
+        for (id, known) in known {
+            reports.extend(self.report(IncidentId(id), &known)?);
+        }
+        Ok((reports, total))
+    }
+
+    /// What the entries of an incident say, read from the segments and compared with what was committed.
+    fn report(&self, id: IncidentId, known: &Known) -> Result<Option<IncidentReport>, LookupError> {
+        let mut report: Option<IncidentReport> = None;
+        for (index, leaf) in known.entries.iter().copied() {
+            let Some(entry) = self.shared.index.entry(index)? else { continue };
+            let wall_us = entry.head.wall_us;
+            match (entry.body, &mut report) {
+                (Body::Incident(incident), None) => {
+                    let (tenant, moves) = (known.tenant, Vec::new());
+                    report = Some(IncidentReport { id, index, leaf, detected_us: wall_us, tenant, incident, moves });
+                }
+                (Body::IncidentState(state), Some(report)) => {
+                    report.moves.push(MovedAt { index, leaf, wall_us, state })
+                }
+                _ => {}
+            }
+        }
+        Ok(report)
+    }
+}
+
+fn first(known: &Known) -> u64 {
+    known.entries.first().map_or(0, |(index, _)| *index)
+}

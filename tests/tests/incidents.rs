@@ -1,0 +1,196 @@
+//! An incident from its detection to its end: what the program does by itself, what persons decide and what takes two of
+//! them, what each side is told, and what was touched. The leak is planted; the log is checked offline.
+
+use anyhow::{Context, Result, ensure};
+use e2e::{Client, Response, binary, chat, model_path, run};
+use engine_model::Model;
+use engine_runtime::{Engine, EngineConfig, Fault, Split, Tenancy};
+use gateway_auth::{ApiKey, KeySecret, TenantKey};
+use gateway_server::{Config, Gateway};
+use policies_domain::{ModelName, TenantId, TenantName};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const MODEL: &str = "smol";
+
+/// Two tenants, and two persons who look after incidents.
+struct World {
+    gateway: Gateway,
+    engine: Engine,
+    acme: Client,
+    globex: Client,
+    ada: Client,
+    ben: Client,
+    ada_key: String,
+    data_dir: TempDir,
+}
+
+fn key_of(name: &str, key: &ApiKey, secret: &KeySecret) -> Result<TenantKey> {
+    Ok(TenantKey { tenant: TenantName::parse(name)?, hash: secret.hash(key) })
+}
+
+async fn start() -> Result<World> {
+    let data_dir = tempfile::tempdir()?;
+    let secret = Gateway::key_secret(data_dir.path())?;
+    let keys = [ApiKey::mint()?, ApiKey::mint()?, ApiKey::mint()?, ApiKey::mint()?];
+    let mut config = Config::new(data_dir.path(), model_path()?);
+    config.listen = "127.0.0.1:0".parse()?;
+    config.served_name = Some(ModelName::parse(MODEL)?);
+    config.engine = EngineConfig { threads: 2, pages: 256, split: Split::Off, ..EngineConfig::default() };
+    config.tenants = vec![key_of("acme", &keys[0], &secret)?, key_of("globex", &keys[1], &secret)?];
+    config.operators = vec![key_of("ada", &keys[2], &secret)?, key_of("ben", &keys[3], &secret)?];
+    let model = Arc::new(Model::load(&config.model, 2)?);
+    let engine = Engine::start_declaring(model, config.engine, Tenancy::default(), None, &[])?;
+    let gateway = Gateway::start(config, engine.clone()).await?;
+    let client = |key: &ApiKey| Client::new(gateway.address(), Some(key.reveal()));
+    let [acme, globex, ada, ben] = [0, 1, 2, 3].map(|place: usize| client(&keys[place]));
+    Ok(World { acme, globex, ada, ben, ada_key: keys[2].reveal().to_owned(), gateway, engine, data_dir })
+}
+
+/// Runs blocking client code beside the gateway's tasks.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await?
+}
+
+/// Lets acme's request read a page of globex', whose stream stays open meanwhile.
+async fn leak(world: &Arc<World>) -> Result<()> {
+    let w = world.clone();
+    let victim = blocking(move || {
+        let body = chat(MODEL, "Globex' secret is the number 8841. Write a very long story about it.", 1_500, true);
+        let (_, mut events) = w.globex.stream("/v1/chat/completions", &body)?;
+        events.next().context("the victim's stream is empty")??;
+        Ok(events)
+    })
+    .await?;
+    let reader = TenantId::new(1).context("1 is a tenant's number")?;
+    world.engine.plant(vec![Fault::ForeignCapability { reader }]);
+    let w = world.clone();
+    blocking(move || {
+        let response = w.acme.post("/v1/chat/completions", &chat(MODEL, "Say hello.", 12, false))?;
+        ensure!(response.status == 500, "{}", response.text()?);
+        Ok(())
+    })
+    .await?;
+    world.engine.plant(Vec::new());
+    drop(victim);
+    Ok(())
+}
+
+fn data(response: &Response) -> Result<Vec<Value>> {
+    ensure!(response.status == 200, "{}: {}", response.status, response.text()?);
+    Ok(response.json()?["data"].as_array().context("no list")?.clone())
+}
+
+fn expect(response: &Response, status: u16, word: &str) -> Result<()> {
+    let text = response.text()?;
+    ensure!(response.status == status && text.contains(word), "{} instead of {status} {word}: {text}", response.status);
+    Ok(())
+}
+
+/// A tenant sees its side, and neither key opens the other's doors.
+fn each_side_sees_its_own(w: &World) -> Result<String> {
+    let (recipient, victim) =
+        (data(&w.acme.get("/v1/isolation/incidents")?)?, data(&w.globex.get("/v1/isolation/incidents")?)?);
+    ensure!((recipient.len(), victim.len()) == (1, 1), "{recipient:?} {victim:?}");
+    ensure!((&recipient[0]["side"], &victim[0]["side"]) == (&json!("recipient"), &json!("victim")), "{recipient:?}");
+    let all = data(&w.ada.get("/v1/operator/incidents")?)?;
+    let full = all.first().context("no incident")?;
+    let (request, page) = (full["request"].as_str().context("no request")?, full["page"].as_u64().context("no page")?);
+    ensure!(recipient[0]["request"] == request && victim[0]["page"] == page, "{recipient:?} {victim:?} {full}");
+    for (side, other) in
+        [(&victim[0], ["request", "recipient", "opened_entry"]), (&recipient[0], ["page", "generation", "victim"])]
+    {
+        ensure!(other.iter().all(|field| side.get(field).is_none()), "too much is said: {side}");
+    }
+    ensure!(!victim[0].to_string().contains(full["recipient"].as_str().context("no recipient")?), "{victim:?}");
+    ensure!(!recipient[0].to_string().contains(full["victim"].as_str().context("no victim")?), "{recipient:?}");
+    expect(&w.acme.get("/v1/operator/incidents")?, 401, "invalid_api_key")?;
+    expect(&w.ada.get("/v1/isolation/incidents")?, 401, "invalid_api_key")?;
+    expect(&w.ada.post("/v1/chat/completions", &chat(MODEL, "Say hello.", 2, false))?, 401, "invalid_api_key")?;
+    ensure!(full["state"] == "contained" && full["moves"][0]["action"] == "request_ended", "{full}");
+    ensure!(full["moves"][0]["actor"].is_null(), "the program did it by itself: {full}");
+    Ok(full["id"].as_str().context("no id")?.to_owned())
+}
+
+/// What persons decide; what takes two is not done by one.
+fn persons_decide(w: &World, id: &str) -> Result<()> {
+    let path = format!("/v1/operator/incidents/{id}");
+    let say = |who: &Client, state: &str, evidence: Option<&str>| {
+        who.post(&path, &json!({"state": state, "evidence": evidence.map(|digit| digit.repeat(64))}))
+    };
+    expect(&say(&w.ada, "reopened", None)?, 409, "incident_move_forbidden")?;
+    expect(&say(&w.acme, "triaged", None)?, 401, "invalid_api_key")?;
+    expect(&say(&w.ada, "triaged", None)?, 201, "triaged")?;
+    expect(&say(&w.ben, "notified", None)?, 201, "notified")?;
+    expect(&say(&w.ada, "resolved", None)?, 400, "evidence")?;
+    expect(&say(&w.ada, "resolved", Some("a"))?, 202, "second person")?;
+    expect(&say(&w.ada, "resolved", Some("a"))?, 409, "second_person_needed")?;
+    expect(&w.ada.get(&path)?, 200, "\"state\":\"notified\"")?;
+    expect(&say(&w.ben, "resolved", Some("b"))?, 202, "second person")?;
+    expect(&say(&w.ada, "resolved", Some("b"))?, 201, "resolved")?;
+    for state in ["triaged", "notified"] {
+        expect(&say(&w.ben, state, None)?, 409, "incident_move_forbidden")?;
+    }
+    expect(&say(&w.ben, "reopened", None)?, 201, "reopened")?;
+    expect(&say(&w.ben, "false_positive", Some("c"))?, 202, "second person")?;
+    expect(&say(&w.ada, "false_positive", Some("c"))?, 201, "false_positive")?;
+    let unknown = format!("/v1/operator/incidents/{}", "0".repeat(32));
+    expect(&w.ada.post(&unknown, &json!({"state": "triaged"}))?, 404, "incident_not_found")?;
+    let full = w.ada.get(&path)?.json()?;
+    let closing = full["moves"].as_array().and_then(|moves| moves.get(3)).context("no closing")?;
+    ensure!((&closing["actor"], &closing["second"]) == (&json!("ben"), &json!("ada")), "{full}");
+    ensure!(closing["evidence"] == "b".repeat(64), "{full}");
+    Ok(())
+}
+
+/// The program's own words for it, and what was touched, while the gateway runs.
+fn the_program_says_so(address: SocketAddr, key: &str, log: &PathBuf, id: &str) -> Result<()> {
+    let ask = |arguments: &[&str]| {
+        let address = format!("http://{address}");
+        let mut command = Command::new(binary("bulkhead")?);
+        command.args(["audit", "incidents", "--address", &address]).args(arguments).env("BULKHEAD_OPERATOR_KEY", key);
+        Ok::<_, anyhow::Error>(String::from_utf8(run(&mut command)?.stdout)?)
+    };
+    let list = ask(&[])?;
+    ensure!(list.contains(id) && list.contains("false_positive") && list.contains("foreign_page"), "{list}");
+    let shown = ask(&["show", id])?;
+    ensure!(shown.contains("resolved by ben and ada") && shown.contains("contained by the program"), "{shown}");
+    let findings = ask(&["--ocsf"])?;
+    let classes: Vec<u64> =
+        findings.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()?["class_uid"].as_u64()).collect();
+    ensure!(classes == [2_004, 2_005], "{findings}");
+    let incident: Value = serde_json::from_str(&ask(&["show", id, "--json"])?)?;
+    let life = [&incident["page"], &incident["generation"]].map(ToString::to_string);
+    let mut command = Command::new(binary("bulkhead")?);
+    command.args(["audit", "blast-radius", "--json", "--page", &life[0], "--generation", &life[1], "--log"]).arg(log);
+    let answer: Value = serde_json::from_slice(&run(&mut command)?.stdout)?;
+    let rows = answer["rows"].as_array().context("no rows")?;
+    let stopped = rows.iter().find(|row| row["request"] == incident["request"]).context("the recipient is missing")?;
+    ensure!(stopped["tenant_name"] == "acme" && stopped["pages"][0]["class"] == "other", "{stopped}");
+    ensure!(stopped["bytes_released"] == 0, "{stopped}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_incident_has_a_life_that_two_persons_end() -> Result<()> {
+    let world = Arc::new(start().await?);
+    leak(&world).await?;
+    let w = world.clone();
+    blocking(move || {
+        let id = each_side_sees_its_own(&w)?;
+        persons_decide(&w, &id)?;
+        let log = w.data_dir.path().join("log");
+        the_program_says_so(w.gateway.address(), &w.ada_key, &log, &id)
+    })
+    .await?;
+    let World { gateway, engine, data_dir, .. } = Arc::into_inner(world).context("the world is still in use")?;
+    drop(engine);
+    ensure!(gateway.drain(Duration::from_secs(30)).await, "the gateway did not drain");
+    run(Command::new(binary("bulkhead-verify")?).arg("log").arg(data_dir.path().join("log")).arg("--json"))?;
+    Ok(())
+}
