@@ -58,6 +58,8 @@ pub struct FirstStep {
     pub sampler: SamplerState,
     /// Digest of the grammar's state after it; zeros when the request has no grammar.
     pub grammar: [u8; 32],
+    /// The replay digest after it; zeros when none is made.
+    pub replay: [u8; 32],
 }
 
 impl fmt::Debug for FirstStep {
@@ -148,6 +150,7 @@ impl Manifest {
         to.u64(self.first.sampler.seed);
         to.u64(self.first.sampler.step);
         to.bytes(&self.first.grammar);
+        to.bytes(&self.first.replay);
         to.u32(self.lease_ms);
     }
 
@@ -183,6 +186,7 @@ impl Manifest {
                 log_prob_bits: from.u32()?,
                 sampler: SamplerState { seed: from.u64()?, step: from.u64()? },
                 grammar: from.array()?,
+                replay: from.array()?,
             },
             lease_ms: from.u32()?,
         })
@@ -273,12 +277,13 @@ pub(crate) mod samples {
             (any::<u32>(), any::<u32>(), any::<u32>(), digest()).prop_map(|(logical, generation, tag, digest)| {
                 ManifestPage { logical, generation: Generation(generation), tag, digest }
             });
-        let first = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<[u8; 32]>()).prop_map(
-            |(token, log_prob_bits, seed, step, grammar)| FirstStep {
+        let first = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<[[u8; 32]; 2]>()).prop_map(
+            |(token, log_prob_bits, seed, step, [grammar, replay])| FirstStep {
                 token: FirstToken::new(token),
                 log_prob_bits,
                 sampler: SamplerState { seed, step },
                 grammar,
+                replay,
             },
         );
         let lists = (proptest::collection::vec(page, 0..4), proptest::collection::vec(digest(), 0..4));
@@ -360,6 +365,7 @@ mod tests {
             log_prob_bits: 0,
             sampler: SamplerState { seed: 27_182, step: 1 },
             grammar: [0; 32],
+            replay: [0; 32],
         };
         let text = format!("{first:?} {:?} {:?}", first.token, first.sampler);
         assert!(!text.contains("31415") && !text.contains("27182"), "{text}");

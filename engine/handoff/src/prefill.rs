@@ -437,6 +437,7 @@ const PLACEHOLDER: FirstStep = FirstStep {
     log_prob_bits: 0,
     sampler: SamplerState { seed: 0, step: 0 },
     grammar: [0; 32],
+    replay: [0; 32],
 };
 
 fn say_again(handoff: &Handoff, out: &mut Vec<Effect>) {

@@ -126,6 +126,12 @@ impl<C: Compute> StepExecutor<C> {
         self.stepper.planted.uncheck();
     }
 
+    /// The requests that hold a slot.
+    #[cfg(test)]
+    pub(crate) fn running(&mut self) -> &mut [crate::running::Running] {
+        &mut self.stepper.running
+    }
+
     /// Replaces the planted faults.
     pub fn plant(&self, faults: Vec<Fault>) {
         self.stepper.planted.set(faults);

@@ -83,6 +83,17 @@ pub enum Fault {
         /// In the place of the last logit: NaN or an infinity.
         value: f32,
     },
+    /// The activations of the reader's row are another's of the pass when the head is computed: the logits are the other one's,
+    /// and come with the reader's ticket.
+    SwappedActivations {
+        /// Whose requests are hit.
+        reader: TenantId,
+    },
+    /// A little of another row's logits is added to the reader's, as an adapter that is not its own would add it.
+    ForeignBias {
+        /// Whose requests are hit.
+        reader: TenantId,
+    },
 }
 
 /// The faults that are planted now; shared with the engine's handle.
@@ -154,6 +165,8 @@ impl Planted {
             | Fault::WrongDomain { reader }
             | Fault::OtherPrompt { reader }
             | Fault::RowOffset { reader, .. }
+            | Fault::SwappedActivations { reader }
+            | Fault::ForeignBias { reader }
             | Fault::Logit { reader, .. }) = fault;
             Label::of(*reader) == label
         })

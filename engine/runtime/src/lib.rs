@@ -23,6 +23,8 @@ mod pace;
 mod periods;
 mod public_prefix;
 mod remote;
+mod replay;
+mod replay_digest;
 mod running;
 mod sampling;
 mod sequence;
@@ -47,6 +49,8 @@ pub use fault::Fault;
 pub use machine::DeclareError;
 pub use public_prefix::PublicPrefix;
 pub use remote::{RemoteWorker, StartWorkerError, Worker};
+pub use replay::{AskedPrompt, Regenerated, ReplayError, ReplayJob, ReplayVerdict, Replayer};
+pub use replay_digest::AnswerRecord;
 pub use sampling::Sampling;
 pub use sequence::{PromptInput, Sequence, TokenizeError};
 #[cfg(feature = "fault-injection")]

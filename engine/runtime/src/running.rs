@@ -5,6 +5,7 @@ use crate::detokenizer::{Detokenized, Detokenizer};
 use crate::draft::Draft;
 use crate::machine::Swapped;
 use crate::outlet::{Group, Outlet, Reader, Said, Spoken};
+use crate::replay_digest::AnswerRecord;
 use crate::sampling::{Sampler, Sampling, SamplingScratch};
 use crate::sequence::Sequence;
 use crate::split::Prompt;
@@ -38,7 +39,7 @@ pub(crate) struct Running {
     /// The handoff that its pages come through, when they do.
     pub(crate) route: Option<Route>,
     /// The token that came with its pages, before it was delivered.
-    pub(crate) first: Option<u32>,
+    pub(crate) first: Option<FirstWord>,
     /// What was heard of its prompt and is not delivered yet, because its reader does not read.
     heard: VecDeque<Heard>,
     /// `block_table` as the kernels get it; says whose that is.
@@ -64,6 +65,13 @@ pub(crate) struct Running {
     pub(crate) handoffs_failed: u32,
     /// It was preempted, and no step has said so yet.
     pub(crate) restarted: bool,
+}
+
+/// A token that was sampled where the prompt was computed, and the replay digest after it.
+#[derive(Clone, Copy)]
+pub(crate) struct FirstWord {
+    pub(crate) token: u32,
+    pub(crate) digest: [u8; 32],
 }
 
 /// Something that the prefill group said.
@@ -400,11 +408,11 @@ impl Running {
             Err(error) => return self.refuse(error),
         };
         let log_prob_bits = log_prob(logits, token).to_bits();
-        let sampler = match self.sampler.of(self.ticket) {
-            Ok(sampler) => sampler.state(),
+        let (sampler, replay) = match self.sampler.of(self.ticket) {
+            Ok(sampler) => (sampler.state(), sampler.digest().unwrap_or_default().bytes()),
             Err(error) => return self.refuse_row(error),
         };
-        let first = FirstStep { token: FirstToken::new(token), log_prob_bits, sampler, grammar: [0; 32] };
+        let first = FirstStep { token: FirstToken::new(token), log_prob_bits, sampler, grammar: [0; 32], replay };
         match self.deliver_read(trace) {
             Next::GoesOn => Next::Prefilled(first),
             ended => ended,
@@ -412,9 +420,13 @@ impl Running {
     }
 
     /// The token that came with the pages. They are the request's now, which no step has said so far.
-    pub(crate) fn deliver_first(&mut self, trace: PageTrace, token: u32, compute: &impl Compute) -> Next {
+    pub(crate) fn deliver_first(&mut self, trace: PageTrace, first: FirstWord, compute: &impl Compute) -> Next {
+        let token = first.token;
         match self.sampler.of_mut(self.ticket) {
-            Ok(sampler) => sampler.skip(token),
+            Ok(sampler) => {
+                sampler.skip(token);
+                sampler.take_digest(first.digest);
+            }
             Err(error) => return self.refuse_row(error),
         }
         self.restarted = true;
@@ -507,7 +519,15 @@ impl Running {
         let completion_tokens = self.tokens.len() - self.prompt_tokens;
         let (prompt_tokens, cached_tokens) = (self.prompt_tokens, self.cached_tokens);
         let usage = Usage { prompt_tokens, cached_tokens, completion_tokens };
-        Delivery { result, usage, timings: self.timings }
+        let ends = result.as_ref().is_ok_and(|step| step.finish.is_some());
+        let record = if ends { self.record().map(Box::new) } else { None };
+        Delivery { result, usage, timings: self.timings, record }
+    }
+
+    /// Of the whole answer, where that is wanted.
+    fn record(&self) -> Option<AnswerRecord> {
+        let digest = self.sampler.of(self.ticket).ok()?.digest()?.bytes();
+        Some(AnswerRecord { tokens: self.tokens[self.prompt_tokens..].to_vec(), digest })
     }
 }
 

@@ -1,5 +1,6 @@
 //! From logits to one token.
 
+use crate::replay_digest::ReplayDigest;
 use engine_handoff::SamplerState;
 use engine_kernels::{KernelFamily, logits};
 use rand_chacha::ChaCha8Rng;
@@ -33,6 +34,8 @@ pub struct Sampling {
     pub frequency_penalty: f32,
     /// The completion ends before the first of these.
     pub stop: Vec<String>,
+    /// A digest is made of what each token was sampled from, so that the answer can be computed again and compared.
+    pub digests: bool,
 }
 
 impl Default for Sampling {
@@ -48,6 +51,7 @@ impl Default for Sampling {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             stop: Vec::new(),
+            digests: false,
         }
     }
 }
@@ -69,6 +73,8 @@ pub(crate) struct Sampler {
     completion: HashMap<u32, u32>,
     /// Numbers drawn.
     steps: u64,
+    /// Of all that it has sampled, where that is wanted.
+    digest: Option<ReplayDigest>,
 }
 
 /// A candidate: its weight (not normalised) and its token.
@@ -81,11 +87,13 @@ pub(crate) struct SamplingScratch {
     /// Weight of each token of the vocabulary, not normalised.
     weights: Vec<f32>,
     candidates: Vec<Candidate>,
+    /// Logits on their way into a digest.
+    bytes: Vec<u8>,
 }
 
 impl SamplingScratch {
     pub(crate) fn new() -> Self {
-        Self { family: KernelFamily::detect(), weights: Vec::new(), candidates: Vec::new() }
+        Self { family: KernelFamily::detect(), weights: Vec::new(), candidates: Vec::new(), bytes: Vec::new() }
     }
 }
 
@@ -97,7 +105,8 @@ impl Sampler {
         let repeats = sampling.repetition_penalty != 1.0;
         let prompt = if repeats { prompt.iter().copied().collect() } else { HashSet::new() };
         let generator = ChaCha8Rng::seed_from_u64(sampling.seed);
-        Self { sampling, generator, prompt, completion: HashMap::new(), steps: 0 }
+        let digest = sampling.digests.then(ReplayDigest::default);
+        Self { sampling, generator, prompt, completion: HashMap::new(), steps: 0, digest }
     }
 
     /// Of a request that was begun elsewhere: `tokens` are its prompt of `prompt_tokens`, and what was sampled after it.
@@ -127,8 +136,29 @@ impl Sampler {
             0.0 => u32::try_from(best.0).ok()?,
             _ => self.draw(logits, best.1, draw, scratch)?,
         };
+        if let Some(digest) = &mut self.digest {
+            digest.push(logits, token, &mut scratch.bytes);
+        }
         self.note(token);
         Some(token)
+    }
+
+    /// The digest of all that it has sampled, or that another one had in whose place it goes on; `None` where none is made.
+    pub(crate) fn digest(&self) -> Option<ReplayDigest> {
+        self.digest
+    }
+
+    /// Another one sampled what this one has skipped, and its digest is this.
+    pub(crate) fn take_digest(&mut self, digest: [u8; 32]) {
+        if let Some(own) = &mut self.digest {
+            *own = ReplayDigest::from_bytes(digest);
+        }
+    }
+
+    /// Counts what another one has sampled as its own.
+    #[cfg(all(test, feature = "fault-injection"))]
+    pub(crate) fn plant_penalties_of(&mut self, other: &Self) {
+        self.completion.clone_from(&other.completion);
     }
 
     /// Where it stands.
@@ -199,7 +229,7 @@ impl Sampler {
 
     fn draw(&self, logits: &[f32], best: f32, draw: u64, scratch: &mut SamplingScratch) -> Option<u32> {
         let Sampling { temperature, top_p, top_k, min_p, .. } = self.sampling;
-        let SamplingScratch { family, weights, candidates } = scratch;
+        let SamplingScratch { family, weights, candidates, .. } = scratch;
         logits::weights(*family, logits, best, temperature, weights);
         // 53 random bits: uniform in [0, 1).
         let uniform = (draw >> 11) as f64 / (1u64 << 53) as f64;
@@ -391,6 +421,31 @@ mod tests {
         assert_eq!(first, [1, 3, 1, 3, 5]);
         let mut sampler = Sampler::new(Sampling { repetition_penalty: 2.0, ..greedy() }, &[1, 3]);
         assert_eq!(sampler.sample(&LOGITS, &mut scratch()), Some(5), "the prompt counts for the repetition penalty");
+    }
+
+    #[test]
+    fn the_digest_is_of_what_the_sampler_took() {
+        let sampling = Sampling { presence_penalty: 1.5, digests: true, ..greedy() };
+        let mut sampler = Sampler::new(sampling.clone(), &[]);
+        let tokens: Vec<u32> = (0..2).filter_map(|_| sampler.sample(&LOGITS, &mut scratch())).collect();
+        let mut wanted = ReplayDigest::default();
+        wanted.push(&LOGITS, 1, &mut Vec::new());
+        let penalised = [0.0, 1.5, 1.0, 3.0, -2.0, 2.0];
+        wanted.push(&penalised, 3, &mut Vec::new());
+        assert_eq!((tokens, sampler.digest()), (vec![1, 3], Some(wanted)));
+        // Whoever goes on in another's place has its digest; who makes none has none.
+        let mut later = Sampler::new(sampling, &[]);
+        tokens_skipped(&mut later);
+        later.take_digest(wanted.bytes());
+        assert_eq!(later.sample(&LOGITS, &mut scratch()), sampler.sample(&LOGITS, &mut scratch()));
+        assert_eq!(later.digest(), sampler.digest());
+        let mut none = Sampler::new(greedy(), &[]);
+        none.take_digest([1; 32]);
+        assert!(none.sample(&LOGITS, &mut scratch()).is_some() && none.digest().is_none());
+    }
+
+    fn tokens_skipped(sampler: &mut Sampler) {
+        [1, 3].into_iter().for_each(|token| sampler.skip(token));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The receiving end of one request.
 
 use crate::inbox::Inbox;
+use crate::replay_digest::AnswerRecord;
 use engine_handoff::Check;
 use policies_domain::{PageId, RequestId, Step};
 use std::fmt;
@@ -87,6 +88,8 @@ pub(crate) struct Delivery {
     pub(crate) result: Result<Step, StepError>,
     pub(crate) usage: Usage,
     pub(crate) timings: Timings,
+    /// With the last step, where one was wanted.
+    pub(crate) record: Option<Box<AnswerRecord>>,
 }
 
 /// The steps of one request, in order. Dropping it cancels the request.
@@ -96,6 +99,7 @@ pub struct Steps {
     inbox: Arc<Inbox>,
     usage: Usage,
     timings: Timings,
+    record: Option<Box<AnswerRecord>>,
     ended: bool,
 }
 
@@ -107,7 +111,7 @@ impl Steps {
         prompt_tokens: usize,
     ) -> Self {
         let usage = Usage { prompt_tokens, ..Usage::default() };
-        Self { request, deliveries, inbox, usage, timings: Timings::default(), ended: false }
+        Self { request, deliveries, inbox, usage, timings: Timings::default(), record: None, ended: false }
     }
 
     /// The next step; `None` after the last one or after an error.
@@ -137,12 +141,12 @@ impl Steps {
 
     /// `None`: the engine let go of the channel without a last word.
     fn receive(&mut self, delivery: Option<Delivery>) -> Result<Step, StepError> {
-        let Some(Delivery { result, usage, timings }) = delivery else {
+        let Some(Delivery { result, usage, timings, record }) = delivery else {
             self.ended = true;
             return Err(StepError::Stopped);
         };
         self.inbox.wake_if_asleep();
-        (self.usage, self.timings) = (usage, timings);
+        (self.usage, self.timings, self.record) = (usage, timings, record);
         self.ended = result.as_ref().map_or(true, |step| step.finish.is_some());
         result
     }
@@ -151,6 +155,12 @@ impl Steps {
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.usage
+    }
+
+    /// What it takes to compare the answer with one that is computed again: after its last step, when the request wanted it.
+    #[must_use]
+    pub fn record(&self) -> Option<&AnswerRecord> {
+        self.record.as_deref()
     }
 
     /// Times of the steps that were received.

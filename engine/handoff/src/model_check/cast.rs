@@ -96,6 +96,7 @@ pub(super) fn first_of(content: u8) -> FirstStep {
         log_prob_bits: 0,
         sampler: SamplerState { seed: 1, step: 1 },
         grammar: [0; 32],
+        replay: [0; 32],
     }
 }
 

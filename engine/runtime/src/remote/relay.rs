@@ -151,7 +151,7 @@ impl Told {
             permit.forget();
             let last = result.as_ref().map_or(true, |step| step.finish.is_some());
             let word = match &result {
-                Ok(step) => StreamWord::Step(StepWord::of(step, steps.usage(), steps.timings())),
+                Ok(step) => StreamWord::Step(StepWord::of(step, steps.usage(), steps.timings(), steps.record())),
                 Err(error) => StreamWord::failed(*error, steps.usage(), steps.timings()),
             };
             if !self.say(word).await || last {

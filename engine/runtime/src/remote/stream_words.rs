@@ -1,6 +1,7 @@
 //! Words about a request whose reader is in the gateway, while it is decoded by a worker.
 
 use super::wire::{FailureWord, PromptBounds, SamplingWord, TraceWord, WordError, size};
+use crate::replay_digest::AnswerRecord;
 use crate::running::Running;
 use crate::sampling::Sampling;
 use crate::steps::{StepError, Timings, Usage};
@@ -60,6 +61,9 @@ pub(super) struct SubmitWord {
     key: ByteArray<32>,
     #[n(6)]
     after: AfterWord,
+    /// A replay digest is to be made.
+    #[n(7)]
+    digests: bool,
 }
 
 /// What the reader has got before, from a worker that is gone: steps without a token.
@@ -120,6 +124,24 @@ pub(super) struct StepWord {
     finish: u8,
     #[n(11)]
     counts: CountsWord,
+    /// With the last one, where it was wanted.
+    #[n(12)]
+    record: Option<RecordWord>,
+}
+
+/// What an answer was sampled from. Its `Debug` shows no token.
+#[derive(Clone, PartialEq, Eq, Encode, Decode)]
+pub(super) struct RecordWord {
+    #[n(0)]
+    digest: ByteArray<32>,
+    #[n(1)]
+    tokens: Vec<u32>,
+}
+
+impl std::fmt::Debug for RecordWord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RecordWord({} tokens)", self.tokens.len())
+    }
 }
 
 impl std::fmt::Debug for StepWord {
@@ -170,6 +192,7 @@ impl SubmitWord {
             completion_tokens_max: request.tokens_max.saturating_sub(request.tokens.len()) as u64,
             sampling: SamplingWord::of(sampling),
             stop: sampling.stop.clone(),
+            digests: sampling.digests,
             key: (*sealer.key().reveal()).into(),
             after,
         })
@@ -179,7 +202,7 @@ impl SubmitWord {
         bounds.check(&self.tokens)?;
         let binding = self.binding.binding()?;
         let max_tokens = Some(size(self.completion_tokens_max, "completion_tokens_max")?);
-        let sampling = Sampling { max_tokens, stop: self.stop, ..self.sampling.sampling()? };
+        let sampling = Sampling { max_tokens, stop: self.stop, digests: self.digests, ..self.sampling.sampling()? };
         let sealer = SealKey::from_bytes(self.key.into()).sealer(Layer::Text, binding);
         let (label, request, after) = (binding.label, binding.request, self.after);
         Ok(Submitted { label, request, tokens: self.tokens, sampling, sealer, after })
@@ -187,7 +210,8 @@ impl SubmitWord {
 }
 
 impl StepWord {
-    pub(super) fn of(step: &Step, usage: Usage, timings: Timings) -> Self {
+    pub(super) fn of(step: &Step, usage: Usage, timings: Timings, record: Option<&AnswerRecord>) -> Self {
+        let record = record.map(|record| RecordWord { digest: record.digest.into(), tokens: record.tokens.clone() });
         let origin = step.seal.origin();
         Self {
             request: step.request.bytes().into(),
@@ -206,11 +230,16 @@ impl StepWord {
                 Some(FinishReason::Length) => 2,
             },
             counts: CountsWord::of(usage, timings),
+            record,
         }
     }
 
     /// The worker's pages have numbers from `first_page` on here.
-    pub(super) fn step(self, first_page: u32, pages: u32) -> Result<(Step, Usage, Timings), WordError> {
+    pub(super) fn step(
+        self,
+        first_page: u32,
+        pages: u32,
+    ) -> Result<(Step, Usage, Timings, Option<AnswerRecord>), WordError> {
         let finish = match self.finish {
             0 => None,
             1 => Some(FinishReason::Stop),
@@ -229,7 +258,13 @@ impl StepWord {
             seal: Seal::received(origin, self.mac.into()),
         };
         let (usage, timings) = self.counts.counts()?;
-        Ok((step, usage, timings))
+        let record = match self.record {
+            Some(word) if step.finish.is_none() || word.tokens.len() != usage.completion_tokens => {
+                return Err(WordError::Field("record"));
+            }
+            word => word.map(|word| AnswerRecord { tokens: word.tokens, digest: word.digest.into() }),
+        };
+        Ok((step, usage, timings, record))
     }
 }
 

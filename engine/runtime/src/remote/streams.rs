@@ -5,6 +5,7 @@ use super::wire::{self, Word, WordError};
 use crate::engine::Counters;
 use crate::inbox::{Inbox, Queue, work_ns};
 use crate::outlet::Outlet;
+use crate::replay_digest::AnswerRecord;
 use crate::running::Running;
 use crate::split::Prompt;
 use crate::steps::{Delivery, STEPS_AHEAD, StepError, Timings, Usage, WORKER_AWAITED};
@@ -94,9 +95,17 @@ impl Open {
     }
 
     fn deliver(&self, result: Result<policies_domain::Step, StepError>) -> bool {
+        self.deliver_with(result, None)
+    }
+
+    fn deliver_with(
+        &self,
+        result: Result<policies_domain::Step, StepError>,
+        record: Option<Box<AnswerRecord>>,
+    ) -> bool {
         let Outlet::Reader(reader) = &self.request.outlet else { return false };
         let failed = result.is_err();
-        let sent = reader.send(Delivery { result, usage: self.usage, timings: self.timings });
+        let sent = reader.send(Delivery { result, usage: self.usage, timings: self.timings, record });
         if failed {
             reader.presence.note_failure();
         }
@@ -260,14 +269,14 @@ impl Streams {
     pub(super) fn take(&self, stream: u64, word: StreamWord) -> Result<(), WordError> {
         let mut state = self.lock();
         let Some(Joined { place: Place { first_page, pages, .. }, .. }) = state.link else { return Ok(()) };
-        let (result, usage, timings) = match word {
+        let (result, usage, timings, record) = match word {
             StreamWord::Step(step) => {
-                let (step, usage, timings) = step.step(first_page, pages)?;
-                (Ok(step), usage, timings)
+                let (step, usage, timings, record) = step.step(first_page, pages)?;
+                (Ok(step), usage, timings, record.map(Box::new))
             }
             StreamWord::Failed(failure, counts) => {
                 let (usage, timings) = counts.counts()?;
-                (Err(failure.error(first_page, pages)?), usage, timings)
+                (Err(failure.error(first_page, pages)?), usage, timings, None)
             }
             StreamWord::Submit(_) | StreamWord::Cancel | StreamWord::Room(_) => return Err(WordError::NotHere),
         };
@@ -284,7 +293,7 @@ impl Streams {
         (open.usage, open.timings) = (usage, timings);
         open.came += 1;
         // Whoever does not take it is gone, and is noticed as such.
-        let sent = open.deliver(result);
+        let sent = open.deliver_with(result, record);
         if sent && !goes_on {
             state.open.remove(&stream);
             self.counters.running.store(state.open.len(), Ordering::Relaxed);

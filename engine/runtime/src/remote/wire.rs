@@ -237,6 +237,9 @@ pub(super) struct PromptWord {
     restarts: u32,
     #[n(7)]
     sampling: SamplingWord,
+    /// Where the replay digest stands, when one is made.
+    #[n(8)]
+    digest: Option<ByteArray<32>>,
 }
 
 /// What decides the tokens besides the prompt.
@@ -536,8 +539,10 @@ fn told(page: u32, first_page: u32, pages: u32) -> Result<PageId, WordError> {
 
 impl PromptWord {
     fn of(prompt: Prompt) -> Option<Self> {
-        let sampling = SamplingWord::of(prompt.sampler.of(prompt.ticket).ok()?.sampling());
+        let sampler = prompt.sampler.of(prompt.ticket).ok()?;
+        let (sampling, digest) = (SamplingWord::of(sampler.sampling()), sampler.digest());
         Some(Self {
+            digest: digest.map(|digest| digest.bytes().into()),
             request: prompt.request.bytes().into(),
             epoch: prompt.ticket.epoch.0,
             label: prompt.label.bits(),
@@ -558,7 +563,11 @@ impl PromptWord {
         if prompt_tokens == 0 || prompt_tokens > length {
             return Err(WordError::Field("prompt_tokens"));
         }
-        let sampling = self.sampling.sampling()?;
+        let sampling = Sampling { digests: self.digest.is_some(), ..self.sampling.sampling()? };
+        let mut sampler = Sampler::resume(sampling, &tokens, prompt_tokens);
+        if let Some(digest) = self.digest {
+            sampler.take_digest(digest.into());
+        }
         let request = RequestId::from_bytes(self.request.into());
         let ticket = Ticket { request, epoch: Epoch(self.epoch) };
         Ok(Prompt {
@@ -567,7 +576,7 @@ impl PromptWord {
             label: Label::from_bits(self.label).ok_or(WordError::Field("label"))?,
             prompt_tokens,
             tokens_max: size(self.tokens_max, "tokens_max")?,
-            sampler: Ticketed::new(ticket, Sampler::resume(sampling, &tokens, prompt_tokens)),
+            sampler: Ticketed::new(ticket, sampler),
             tokens,
             restarts: self.restarts,
             presence: None,

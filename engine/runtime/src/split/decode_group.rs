@@ -9,7 +9,7 @@ use crate::compute::Compute;
 use crate::inbox::Queue;
 use crate::machine::{Entries, Machine};
 use crate::outlet::Said;
-use crate::running::{Next, Running};
+use crate::running::{FirstWord, Next, Running};
 use crate::step::{Role, Stepper};
 use crate::steps::{StepError, WORKER_AWAITED};
 use engine_handoff::{
@@ -320,9 +320,9 @@ impl DecodeGroup {
             if !request.has_room() || !request.is_here() || request.has_heard() {
                 continue;
             }
-            let Some(token) = request.first.take() else { continue };
+            let Some(first) = request.first.take() else { continue };
             let next = match first_trace(machine, request) {
-                Ok(trace) => request.deliver_first(trace, token, &machine.compute),
+                Ok(trace) => request.deliver_first(trace, first, &machine.compute),
                 Err(error) => request.deliver_error(error),
             };
             if next == Next::Ended {
@@ -469,7 +469,7 @@ impl DecodeGroup {
             Some(Kept::Owned(block_table)) => {
                 request.hold(block_table);
                 request.computed = tokens as usize;
-                request.first = Some(first.token.reveal());
+                request.first = Some(FirstWord { token: first.token.reveal(), digest: first.replay });
                 request.route = None;
                 Some(index)
             }

@@ -7,6 +7,9 @@ use crate::machine::{Entries, Machine, page_ref};
 use crate::steps::StepError;
 use engine_kv::PAGE_TOKENS;
 
+/// Spans of a pass among which another's logits are looked for.
+const SPANS_LOOKED_AT: usize = 64;
+
 impl Stepper {
     /// What is wrong with the block table of a request, or with what is known of it, before it is traced.
     pub(super) fn plant(&mut self, machine: &mut Machine<impl Compute>, index: usize) -> Result<(), StepError> {
@@ -46,11 +49,24 @@ impl Stepper {
 
     /// The logits of a row as a broken kernel would give them.
     pub(super) fn planted_logits(&self, machine: &Machine<impl Compute>, part: &Part, span: usize) -> Option<Vec<f32>> {
-        let Some(Fault::Logit { value, .. }) = self.planted.fault_for(self.running[part.index].label) else {
-            return None;
-        };
+        let fault = self.planted.fault_for(self.running[part.index].label)?;
         let mut logits = machine.compute.logits(span, part.ticket.row())?.to_vec();
-        *logits.last_mut()? = value;
+        match fault {
+            Fault::Logit { value, .. } => *logits.last_mut()? = value,
+            Fault::SwappedActivations { .. } => logits = self.foreign_logits(machine, part)?,
+            Fault::ForeignBias { .. } => {
+                let foreign = self.foreign_logits(machine, part)?;
+                std::iter::zip(&mut logits, foreign).for_each(|(own, foreign)| *own += foreign / 1024.0);
+            }
+            _ => return None,
+        }
         Some(logits)
+    }
+
+    /// Those of somebody else in the pass.
+    fn foreign_logits(&self, machine: &Machine<impl Compute>, part: &Part) -> Option<Vec<f32>> {
+        let others = self.running.iter().filter(|other| other.ticket != part.ticket);
+        let rows = others.flat_map(|other| (0..SPANS_LOOKED_AT).map(|span| (span, other.ticket.row())));
+        rows.into_iter().find_map(|(span, ticket)| machine.compute.logits(span, ticket)).map(<[f32]>::to_vec)
     }
 }

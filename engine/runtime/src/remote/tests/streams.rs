@@ -79,7 +79,7 @@ fn who_has_got_no_token_is_submitted_again_and_goes_on_where_its_reader_is() {
         let (trace, text) = (PageTrace::default(), Completion::new(String::new()));
         let step = Step { request, index, trace, restarted: false, tokens, text, finish: None, seal };
         let usage = Usage { prompt_tokens: 3, cached_tokens: 0, completion_tokens: tokens as usize };
-        StreamWord::Step(StepWord::of(&step, usage, Timings::default()))
+        StreamWord::Step(StepWord::of(&step, usage, Timings::default(), None))
     };
     thread::scope(|scope| {
         scope.spawn(|| streams.run());
@@ -126,6 +126,7 @@ fn cancelled_command_desync() {
             &step,
             Usage { prompt_tokens: 3, cached_tokens: 0, completion_tokens: 1 },
             Timings::default(),
+            None,
         ))
     };
     thread::scope(|scope| {
@@ -183,7 +184,7 @@ fn retry_record_dumps_payload() {
         let seal = sealer(label(3), request).seal(Epoch(1), 0, canary.as_bytes(), None);
         let (trace, text) = (PageTrace::default(), Completion::new(canary.to_owned()));
         let step = Step { request, index: 0, trace, restarted: false, tokens: 1, text, finish: None, seal };
-        StreamWord::Step(StepWord::of(&step, Usage::default(), Timings::default()))
+        StreamWord::Step(StepWord::of(&step, Usage::default(), Timings::default(), None))
     };
     let prompt = sent(Parcel::Prompt { route: route(), prompt: Box::new(a_prompt(vec![17_391; 3], 3)) }).remove(0);
     let Ok(Word::Stream(_, StreamWord::Submit(submit))) = wire::read(&frame) else { panic!("no request") };
@@ -230,7 +231,7 @@ fn a_worker_that_says_more_than_was_read_is_not_believed() {
         let (trace, seal) = (PageTrace { kept: 2, pages: vec![read] }, own.seal(Epoch(4), index, b"x", None));
         let text = Completion::new("x".to_owned());
         let step = Step { request, index, trace, restarted: false, tokens: 1, text, finish: None, seal };
-        StreamWord::Step(StepWord::of(&step, Usage::default(), Timings::default()))
+        StreamWord::Step(StepWord::of(&step, Usage::default(), Timings::default(), None))
     };
     thread::scope(|scope| {
         scope.spawn(|| streams.run());
