@@ -246,7 +246,9 @@ enum KeyCommand {
 
 /// With what code the program ends after this error.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
-    error.downcast_ref::<audit::NotIsolated>().map_or(1, |verdict| verdict.exit_code())
+    let isolation = error.downcast_ref::<audit::NotIsolated>().map(|verdict| verdict.exit_code());
+    let replay = error.downcast_ref::<audit::NotTheSame>().map(audit::NotTheSame::exit_code);
+    isolation.or(replay).unwrap_or(1)
 }
 
 /// Reads the command line and does what it says.

@@ -4,7 +4,7 @@ mod agreement;
 mod public_prefix;
 mod witnesses;
 
-pub use agreement::{Agreement, StreamShape};
+pub use agreement::{Agreement, ReplayTerms, StreamShape};
 pub use witnesses::{WitnessPlace, WitnessSettings};
 
 use crate::bounded_file;
@@ -67,6 +67,8 @@ pub struct Config {
     pub signer: Vec<String>,
     /// What the log's index is kept in.
     pub index: IndexKind,
+    /// A digest is made of what every answer is sampled from; else of those of tenants whose answers are computed again.
+    pub replay_digest: bool,
 }
 
 /// A part of the engine that is a process of its own, perhaps on another machine.
@@ -258,6 +260,7 @@ impl Config {
             signer: Vec::new(),
             // A log grows for half a year; what grows with it belongs on the disk.
             index: IndexKind::Sled,
+            replay_digest: false,
         }
     }
 
@@ -355,6 +358,7 @@ impl Config {
                 "memory" => Some(IndexKind::Memory),
                 _ => None,
             });
+            audit.switch("replay_digest", &mut config.replay_digest);
         });
         settings.inside("scheduler", |scheduler| config.agreements = agreement::read_all(scheduler, &config.tenants));
         if let Err(error) = config.tenancy() {

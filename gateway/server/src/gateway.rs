@@ -8,15 +8,16 @@ use crate::host::{self, Host};
 use crate::metrics::{Metrics, StartMetricsError};
 use crate::open_files;
 use crate::operators::Operators;
+use crate::replays::{ReplaySettings, Replays};
 use crate::respond::RequestError;
 use crate::tls::{self, LoadTlsError};
 use crate::turns::{Turns, WAITING_MAX};
 use crate::witnesses;
 use audit_log::{AuditConfig, AuditLog, Handover, IndexHealth, IndexStore, OpenLogError, SignerPlace};
-use engine_runtime::{Engine, Split};
+use engine_runtime::{Engine, Replayer, Split, StartEngineError};
 use gateway_auth::{BuildKeyRingError, KeyRing, KeySecret, OpenSecretError};
 use policies_authz::{Authz, ReadRulesError};
-use policies_domain::{Digest, ModelName, ParseNameError, RequestId, SealKey, TenantId};
+use policies_domain::{Digest, ModelName, ParseNameError, RequestId, SealKey, TenantId, TenantName};
 use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
@@ -28,6 +29,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// A rule file is read whole; 1,024 rules of ordinary length take a tenth of this.
 const RULES_BYTES_MAX: u64 = 4 << 20;
 
+/// Threads that compute answers again: one, which everything else goes before.
+const REPLAY_THREADS: usize = 1;
+
 /// What all requests share. Made once, never changed.
 pub(crate) struct Services {
     pub(crate) keys: KeyRing,
@@ -38,6 +42,7 @@ pub(crate) struct Services {
     pub(crate) operators: Operators,
     /// Whether connections are encrypted.
     pub(crate) tls: bool,
+    pub(crate) replays: Replays,
     pub(crate) metrics: Metrics,
     pub(crate) metrics_readers: MetricsReaders,
     pub(crate) limits: Limits,
@@ -66,11 +71,6 @@ impl Services {
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(|_| RequestError::Entropy)?;
         Ok((RequestId::from_bytes(uuid::Uuid::now_v7().into_bytes()), SealKey::from_bytes(secret)))
-    }
-
-    /// The seed of a request that gives none.
-    pub(crate) fn random(&self) -> Result<u64, RequestError> {
-        getrandom::u64().map_err(|_| RequestError::Entropy)
     }
 
     /// What this tenant's streams look like.
@@ -134,6 +134,18 @@ pub enum StartError {
     /// The metrics.
     #[error(transparent)]
     Metrics(#[from] StartMetricsError),
+    /// The part of the engine that computes answers again.
+    #[error("answers cannot be computed again: {0}")]
+    Replayer(#[from] StartEngineError),
+    /// The system gave no thread.
+    #[error("the system gave no thread: {source}")]
+    Thread {
+        /// What it said.
+        source: io::Error,
+    },
+    /// The operating system has no random bytes.
+    #[error("the system gave no random bytes")]
+    Entropy,
     /// A start-up task was cut short.
     #[error("the gateway's start was interrupted")]
     Interrupted,
@@ -221,8 +233,13 @@ impl Gateway {
     pub async fn drain(self, limit: Duration) -> bool {
         self.announce_drain();
         let all_ended = self.host.drain(limit).await;
-        let audit = self.services.audit.clone();
-        let closed = tokio::task::spawn_blocking(move || audit.shutdown()).await.is_ok();
+        let services = self.services.clone();
+        let close = move || {
+            // Before the log: what is not done is written down.
+            services.replays.stop();
+            services.audit.shutdown();
+        };
+        let closed = tokio::task::spawn_blocking(close).await.is_ok();
         tracing::info!(all_ended, "gateway stopped");
         all_ended && closed
     }
@@ -254,7 +271,7 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         Some(path) => Authz::read(&read_rules(path)?)?,
     };
     let model = match config.served_name {
-        Some(name) => name,
+        Some(ref name) => name.clone(),
         None => ModelName::parse(engine.model().name()).map_err(StartError::ModelName)?,
     };
     let handover = match engine.split() {
@@ -263,7 +280,7 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         Split::Copy => Handover::Copy,
         Split::Staged => Handover::Staged,
     };
-    let audit = AuditConfig::new(Gateway::log_dir(&config.data_dir), config.origin);
+    let audit = AuditConfig::new(Gateway::log_dir(&config.data_dir), config.origin.clone());
     let index = match config.index {
         IndexKind::Sled => IndexStore::Sled(audit.dir.join("index")),
         IndexKind::Memory => IndexStore::Memory,
@@ -272,6 +289,7 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
     let witnesses = witnesses::policy(&config.witnesses);
     let audit = AuditLog::open(AuditConfig { handover, signer, witnesses, index, ..audit })?;
     let metrics = Metrics::start(&engine, &audit, &keys.principals())?;
+    let replays = start_replays(&config, &keys, &engine, &audit, &metrics)?;
     if config.metrics == MetricsReaders::Everyone {
         tracing::warn!("everyone who reaches the listener may read the tenants' names and usage under /metrics");
     }
@@ -305,6 +323,7 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         audits: Audits::new(config.probes),
         operators: Operators::new(operators),
         tls: config.tls.is_some(),
+        replays,
         metrics,
         metrics_readers: config.metrics,
         limits: config.limits,
@@ -313,6 +332,25 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         draining: AtomicBool::new(false),
     };
     Ok((services, config.limits))
+}
+
+fn start_replays(
+    config: &Config,
+    keys: &KeyRing,
+    engine: &Engine,
+    audit: &AuditLog,
+    metrics: &Metrics,
+) -> Result<Replays, StartError> {
+    let mut secret = [0; 32];
+    getrandom::fill(&mut secret).map_err(|_| StartError::Entropy)?;
+    let agreement = |name: &TenantName| config.agreements.get(name);
+    let settings = ReplaySettings::of(&keys.principals(), agreement, config.replay_digest, secret);
+    let replayer = match settings.need_a_replayer() {
+        true => Some(Replayer::new(engine.model().clone(), config.engine, engine.context_max(), REPLAY_THREADS)?),
+        false => None,
+    };
+    let (runtime, metrics) = (tokio::runtime::Handle::current(), metrics.replays());
+    Replays::start(settings, replayer, audit.clone(), metrics, runtime).map_err(|source| StartError::Thread { source })
 }
 
 fn read_rules(path: &Path) -> Result<String, StartError> {

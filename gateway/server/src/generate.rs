@@ -8,7 +8,9 @@ use crate::json::{Fields, ParseRequestError, read_object};
 use engine_model::{ChatMessage, MESSAGES_MAX};
 use engine_runtime::{PromptInput, Sampling};
 use policies_authz::Facts;
+use policies_domain::RequestId;
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 
 /// Stop strings in one request.
 const STOP_STRINGS_MAX: usize = 16;
@@ -35,6 +37,16 @@ pub(crate) struct Generate {
     pub(crate) stream: bool,
     /// A last chunk with the token counts was asked for.
     pub(crate) include_usage: bool,
+}
+
+/// The seed of a request that gives none: the beginning of SHA-256 over a tag and the request's id. The id is drawn for each
+/// request and is in its receipt, so whoever holds that can sample again.
+pub(crate) fn seed_of(request: RequestId) -> u64 {
+    let mut hash = Sha256::new();
+    hash.update("bulkhead seed v1");
+    hash.update(request.bytes());
+    let digest: [u8; 32] = hash.finalize().into();
+    digest.first_chunk().map_or(0, |first| u64::from_be_bytes(*first))
 }
 
 impl Generate {
@@ -174,6 +186,7 @@ fn sampling(fields: &mut Fields, api: Api, seed: u64) -> Result<Sampling, ParseR
         presence_penalty: number(fields, "presence_penalty", -2.0..=2.0, off.presence_penalty)?,
         frequency_penalty: number(fields, "frequency_penalty", -2.0..=2.0, off.frequency_penalty)?,
         stop: stop(fields)?,
+        digests: off.digests,
     })
 }
 

@@ -18,6 +18,7 @@ mod json;
 mod metrics;
 mod open_files;
 mod operators;
+mod replays;
 mod reply;
 mod respond;
 mod routes;
@@ -30,7 +31,7 @@ mod witnesses;
 
 pub use chat_renderer::{RenderProcesses, render_chat};
 pub use config::{
-    Agreement, Config, ConfigError, IndexKind, Limits, MetricsReaders, Mistake, ParseConfigError, StreamShape,
+    Agreement, Config, ConfigError, IndexKind, Limits, MetricsReaders, Mistake, ParseConfigError, ReplayTerms, StreamShape,
     WeightsCache, WitnessPlace, WitnessSettings, WorkerPlace,
 };
 pub use exchange::ConnectionLimits;
@@ -46,4 +47,19 @@ pub use tls::{LoadTlsError, TlsFiles};
 pub fn check_request_body(chat: bool, body: &[u8]) -> Result<(), String> {
     let api = if chat { generate::Api::Chat } else { generate::Api::Text };
     generate::Generate::parse(api, body, 0, StreamShape::AsItComes).map(drop).map_err(|error| error.to_string())
+}
+
+/// What a request asks the model for, read from its body as the gateway read it: for who computes a recorded answer again.
+///
+/// # Errors
+/// The message that the client would have got.
+pub fn asked_of(
+    body: &[u8],
+    request: policies_domain::RequestId,
+) -> Result<(engine_runtime::PromptInput, engine_runtime::Sampling), String> {
+    // A body of one route is none of the other: the one has `messages`, the other `prompt`.
+    let parse = |api| generate::Generate::parse(api, body, generate::seed_of(request), StreamShape::AsItComes);
+    let of_chat = |_| parse(generate::Api::Chat);
+    let generate = parse(generate::Api::Text).or_else(of_chat).map_err(|error| error.to_string())?;
+    Ok((generate.prompt, generate.sampling))
 }

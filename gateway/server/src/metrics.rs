@@ -3,7 +3,7 @@
 //! Label values come from bounded sets: routes and status classes from this code, tenants from the configuration.
 
 use crate::respond::RequestError;
-use audit_log::AuditLog;
+use audit_log::{AuditLog, ReplayOutcome};
 use engine_runtime::{Engine, StepError, SubmitError, Usage};
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::{Counter, Histogram, Meter, MeterProvider as _};
@@ -37,9 +37,37 @@ pub(crate) struct Metrics {
     queue_refusals: Counter<u64>,
     completion_tokens: Counter<u64>,
     incidents: Counter<u64>,
+    replays: Counter<u64>,
+    replay_seconds: Counter<f64>,
+}
+
+/// What replays count.
+#[derive(Clone)]
+pub(crate) struct ReplayMetrics {
+    replays: Counter<u64>,
+    seconds: Counter<f64>,
+    incidents: Counter<u64>,
+}
+
+impl ReplayMetrics {
+    pub(crate) fn count(&self, tenant: &TenantName, outcome: ReplayOutcome, cpu_us: u64) {
+        let tenant = KeyValue::new("tenant", tenant.as_str().to_owned());
+        self.seconds.add(cpu_us as f64 / 1e6, std::slice::from_ref(&tenant));
+        self.replays.add(1, &[tenant, KeyValue::new("outcome", outcome.as_str())]);
+    }
+
+    pub(crate) fn incident(&self) {
+        self.incidents.add(1, &[]);
+    }
 }
 
 impl Metrics {
+    /// For whoever computes answers again.
+    pub(crate) fn replays(&self) -> ReplayMetrics {
+        let (replays, seconds) = (self.replays.clone(), self.replay_seconds.clone());
+        ReplayMetrics { replays, seconds, incidents: self.incidents.clone() }
+    }
+
     pub(crate) fn start(
         engine: &Engine,
         audit: &AuditLog,
@@ -77,7 +105,15 @@ impl Metrics {
             completion_tokens: meter.u64_counter("gateway_completion_tokens").build(),
             incidents: meter
                 .u64_counter("gateway_incidents")
-                .with_description("Responses that an isolation fault stopped")
+                .with_description("Isolation faults that were found")
+                .build(),
+            replays: meter
+                .u64_counter("gateway_replays")
+                .with_description("Answers that were computed again, by tenant and outcome")
+                .build(),
+            replay_seconds: meter
+                .f64_counter("gateway_replay_cpu_seconds")
+                .with_description("Processor time of replays")
                 .build(),
             registry,
             _provider: provider,

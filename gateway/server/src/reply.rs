@@ -167,6 +167,27 @@ impl<'a> Reply<'a> {
         }
     }
 
+    /// Waits for something while the answer is held back. Ends early, with [`Gone`], when the client leaves; keeps a waiting
+    /// stream alive. One of a constant shape has not begun: its first period begins with the release.
+    pub(crate) async fn hold<T>(&mut self, work: impl Future<Output = T>) -> Result<T, RequestError> {
+        let mut work = std::pin::pin!(work);
+        loop {
+            let comment_due = self.quiet_since + self.format.comment_interval;
+            let stream = self.format.stream;
+            let next = async {
+                tokio::select! {
+                    biased;
+                    done = work.as_mut() => Some(done),
+                    () = sleep_until(comment_due), if stream => None,
+                }
+            };
+            match self.http.while_connected(next).await? {
+                Some(done) => return Ok(done),
+                None => self.comment(Bytes::from_static(b": keep-alive\n\n")).await?,
+            }
+        }
+    }
+
     /// The first look: is this the next step of this request?
     pub(crate) fn arrived(&mut self, step: Step) -> Result<Step, RequestError> {
         let verified = self.arrivals.verify(&step.seal, step.text.reveal().as_bytes(), step.finish);

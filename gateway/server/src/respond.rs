@@ -51,6 +51,9 @@ pub(crate) enum RequestError {
     /// A piece of the answer was not made for this request, or not as the next one. It was not sent.
     #[error("an isolation fault stopped this response")]
     Seal { leg: Leg, error: SealError },
+    /// An answer that leaves when it was computed again, and was not.
+    #[error("the answer could not be computed again in time, and leaves only then")]
+    NotReplayed,
     /// No entry, no answer.
     #[error(transparent)]
     Append(#[from] AppendError),
@@ -204,6 +207,7 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::Submit(SubmitError::TenantFull { retry_after_ms }) => {
             Refusal::overload(429, "rate_limit_exceeded", message, *retry_after_ms)
         }
+        RequestError::NotReplayed => Refusal::overload(503, "replay_overloaded", message, RETRY_AFTER_MS),
         RequestError::Step(StepError::Expired { retry_after_ms }) => {
             Refusal::overload(503, "queue_wait_exceeded", message, *retry_after_ms)
         }

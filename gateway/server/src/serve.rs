@@ -5,13 +5,16 @@
 
 use crate::exchange::Exchange;
 use crate::gateway::Services;
-use crate::generate::{Api, Generate};
+use crate::generate::{Api, Generate, seed_of};
 use crate::metrics::Stopwatch;
+use crate::replays::Finding;
 use crate::reply::{Format, Reply};
 use crate::respond::RequestError;
-use audit_log::{EngineFaultClass, OpenEntry, Outcome, Refused, RequestFacts, SealReason, Violation};
-use engine_runtime::{PromptInput, Sequence, StepError, Steps, SubmitError};
-use policies_domain::{Binding, FinishReason, Layer, Permit, Principal, RequestId};
+use audit_log::{
+    EngineFaultClass, OpenEntry, Outcome, Refused, ReplayOutcome, ReplayTime, RequestFacts, SealReason, Violation,
+};
+use engine_runtime::{PromptInput, ReplayJob, Sequence, StepError, Steps, SubmitError};
+use policies_domain::{Binding, Digest, FinishReason, Layer, Permit, Principal, RequestId};
 use std::sync::Arc;
 
 /// Answers one request for a completion, or says why not.
@@ -23,9 +26,10 @@ pub(crate) async fn serve(http: &mut Exchange, api: Api, on: &Arc<Services>) -> 
 
 async fn answer(http: &mut Exchange, api: Api, on: &Arc<Services>, principal: &Principal) -> Result<(), RequestError> {
     let body = http.body(on.limits.body_bytes_max).await?; //                 nobody unknown gets this far
-    let generate = Generate::parse(api, &body, on.random()?, on.stream_shape(principal.tenant()))?; // what is asked, every bound checked
-    let model = on.find_model(&generate.model)?;
     let (request, seal_key) = on.mint_request()?;
+    let shape = on.stream_shape(principal.tenant());
+    let mut generate = Generate::parse(api, &body, seed_of(request), shape)?; // what is asked, every bound checked
+    let model = on.find_model(&generate.model)?;
     let permit = on.authz.permit(principal, request, model, &generate.facts())?; // denied unless a rule allows it
 
     // From here on the client is watched: when it leaves, what is awaited is dropped.
@@ -37,6 +41,11 @@ async fn answer(http: &mut Exchange, api: Api, on: &Arc<Services>, principal: &P
     let binding = Binding::of(&permit, http.connection());
     http.on_record(request, seal_key.verifier(Layer::Payload, binding));
     let tokenized_for = sequence.request();
+    let due = on.replays.due(principal.tenant(), request); //                 is it computed again afterwards?
+    generate.sampling.digests = due.digest;
+    let asked = due.replay.map(|when| (when, sequence.asked(), generate.sampling.clone()));
+    let holds = due.replay == Some(ReplayTime::BeforeRelease);
+    let mut held = Vec::new();
     let sealer = seal_key.sealer(Layer::Text, binding);
     let mut steps = match on.engine.submit(&permit, sequence, generate.sampling, sealer) {
         Ok(steps) => steps, //                                                prefill, then decode
@@ -56,18 +65,54 @@ async fn answer(http: &mut Exchange, api: Api, on: &Arc<Services>, principal: &P
             return Err(isolate(entry, Some(steps), &permit).await);
         };
         let finish = released.finish();
-        if let Err(error) = reply.send(&mut entry, released).await {
+        if holds {
+            held.push((released, tokens)); //                                 nothing leaves before its replay
+        } else if let Err(error) = reply.send(&mut entry, released).await {
             return Err(give_up(entry, Some(steps), error, tokenized_for, &permit).await);
+        } else {
+            stopwatch.step(tokens, steps.usage());
         } //                                                                  takes nothing but `Released`, as it was sealed
-        stopwatch.step(tokens, steps.usage());
         if let Some(finish) = finish {
             break seal_reason(finish);
         }
     };
+    let job = asked.zip(steps.record().cloned());
+    let job = job.map(|((when, asked, sampling), answer)| (when, ReplayJob { asked, sampling, answer }));
+    let (mut found, mut later) = (None, None);
+    match job {
+        Some((ReplayTime::BeforeRelease, job)) => {
+            let finding = match reply.hold(on.replays.before(&principal, job)).await {
+                Ok(finding) => finding,
+                Err(error) => return Err(give_up(entry, Some(steps), error, tokenized_for, &permit).await),
+            };
+            if finding.outcome != ReplayOutcome::Same {
+                return Err(withhold(entry, &steps, reason, finding, on, &permit).await);
+            }
+            found = Some(finding);
+        }
+        // Without a record nothing could be compared: what is due before the release is not released.
+        None if holds => {
+            return Err(withhold(entry, &steps, reason, Finding::NOT_DONE, on, &permit).await);
+        }
+        Some((ReplayTime::AfterRelease, job)) => later = Some(job),
+        None => {}
+    }
+    for (released, tokens) in held {
+        if let Err(error) = reply.send(&mut entry, released).await {
+            return Err(give_up(entry, Some(steps), error, tokenized_for, &permit).await);
+        }
+        stopwatch.step(tokens, steps.usage());
+    }
     if let Err(error) = reply.close(&mut entry, steps.usage()).await {
         return Err(give_up(entry, Some(steps), error, tokenized_for, &permit).await);
     }
     let sealed = entry.seal(outcome(reason, &steps)).await?; //               durable before it is acknowledged
+    if let Some(job) = later {
+        on.replays.after(&principal, sealed, job);
+    }
+    if let Some(finding) = found {
+        on.replays.held_back(&principal, &sealed, finding).await;
+    }
     reply.finish(&sealed).await?; //                                          the place in the log, and the end
     Ok(())
 }
@@ -141,6 +186,42 @@ async fn isolate(entry: OpenEntry, steps: Option<Steps>, permit: &Permit) -> Req
     }
 }
 
+/// Ends an answer that was held back and is not released: because computed again it has other bits, which is an isolation
+/// fault, or because it could not be computed again in time.
+async fn withhold(
+    mut entry: OpenEntry,
+    steps: &Steps,
+    reason: SealReason,
+    finding: Finding,
+    on: &Services,
+    permit: &Permit,
+) -> RequestError {
+    let (request, tenant) = (permit.request(), permit.principal().tenant());
+    let sealed = if finding.outcome == ReplayOutcome::Different {
+        entry.fault(Violation::Replay);
+        match entry.refuse_as(outcome(reason, steps)).await {
+            Ok(Refused { incident, sealed }) => {
+                tracing::error!(%request, %tenant, %incident, "isolation fault: an answer differs when it is computed again");
+                Ok((sealed, RequestError::Isolation { incident: Some(incident) }))
+            }
+            Err(error) => {
+                tracing::error!(%request, %tenant, %error, "isolation fault: response stopped, incident not recorded");
+                Err(RequestError::Isolation { incident: None })
+            }
+        }
+    } else {
+        let sealed = entry.seal(outcome(SealReason::Error, steps)).await;
+        sealed.map(|sealed| (sealed, RequestError::NotReplayed)).map_err(RequestError::from)
+    };
+    match sealed {
+        Ok((sealed, error)) => {
+            on.replays.held_back(permit.principal(), &sealed, finding).await;
+            error
+        }
+        Err(error) => error,
+    }
+}
+
 /// Seals a request that the engine failed or did not take. The client is told the first cause.
 async fn abandon(mut entry: OpenEntry, steps: Option<&Steps>, error: RequestError) -> RequestError {
     if let RequestError::Step(StepError::NotANumber) = error {
@@ -171,7 +252,7 @@ fn outcome(reason: SealReason, steps: &Steps) -> Outcome {
         queued_us: timings.queued_us,
         prefill_us: timings.prefill_us,
         decode_us: timings.decode_us,
-        replay: None,
+        replay: steps.record().map(|record| Digest(record.digest())),
     }
 }
 
@@ -192,7 +273,7 @@ mod tests {
     use engine_runtime::Check;
     use gateway_auth::{ApiKey, KeyRing, KeySecret, TenantKey};
     use policies_authz::{Authz, Facts};
-    use policies_domain::{Credential, Digest, ModelName, PageId, TenantName};
+    use policies_domain::{Credential, ModelName, PageId, TenantName};
 
     pub(super) fn permit(folder: &std::path::Path) -> Permit {
         let (secret, key) = (KeySecret::open_or_create(&folder.join("key-secret")).unwrap(), ApiKey::mint().unwrap());

@@ -11,6 +11,7 @@ mod moment;
 mod ocsf;
 mod probe;
 mod prompts;
+mod replay;
 mod report;
 #[cfg(feature = "selftest")]
 pub(crate) mod selftest;
@@ -54,6 +55,12 @@ pub(crate) enum Audit {
     BlastRadius(blast_radius::BlastRadiusArguments),
     /// List incidents and say what becomes of them, as an operator of a running gateway; the key is in BULKHEAD_OPERATOR_KEY
     Incidents(incidents::IncidentsArguments),
+    /// Compute an answer again from its receipt, the request and the model, and compare it bit for bit
+    ///
+    /// Nobody is asked, and nothing but the files is needed. Ends with 0 when the answer is the same, 3 when it is not, 4 when
+    /// it cannot be compared (another model, or no replay digest in the receipt), and 1 when the receipt is refused or a file
+    /// cannot be read.
+    Replay(replay::ReplayArguments),
 }
 
 // How a gateway is probed. (Its help is the command's.)
@@ -97,6 +104,8 @@ pub(crate) struct Sidechannel {
 #[error("{}", report::conclusion(*.0))]
 pub(crate) struct NotIsolated(Verdict);
 
+pub(crate) use replay::NotTheSame;
+
 impl NotIsolated {
     /// The program's exit code.
     pub(crate) fn exit_code(self) -> u8 {
@@ -110,6 +119,7 @@ pub(crate) async fn run(what: Audit) -> Result<()> {
         Audit::Sidechannel(options) => probe_gateway(options).await,
         Audit::BlastRadius(arguments) => blast_radius::run(&arguments),
         Audit::Incidents(arguments) => incidents::run(arguments).await,
+        Audit::Replay(arguments) => replay::run(arguments).await,
     }
 }
 

@@ -2,6 +2,7 @@
 //! is what contradicts itself; that all guarantees together can be kept is seen when the tenancy is made of them.
 
 use super::Settings;
+use audit_log::ReplayTime;
 use engine_runtime::{Class, EngineConfig, TenantTerms};
 use gateway_auth::TenantKey;
 use policies_domain::TenantName;
@@ -14,6 +15,43 @@ pub struct Agreement {
     pub terms: TenantTerms,
     /// How its streams leave.
     pub stream: StreamShape,
+    /// Which of its answers are computed again.
+    pub replay: ReplayTerms,
+}
+
+/// Which answers of a tenant are computed again, alone, and compared bit for bit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplayTerms {
+    /// So many of a million.
+    pub per_million: u32,
+    /// An answer leaves when its replay is the same, and not before.
+    pub before_release: bool,
+}
+
+impl ReplayTerms {
+    /// All of them.
+    pub const ALL: u32 = 1_000_000;
+
+    /// The part of all answers, from 0 to 1.
+    #[must_use]
+    pub fn rate(part: f64) -> Option<u32> {
+        // In range, and rounded to whole ones: what is left of it fits.
+        (0.0..=1.0).contains(&part).then(|| (part * f64::from(Self::ALL)).round() as u32)
+    }
+
+    pub(crate) fn is_on(self) -> bool {
+        self.per_million > 0
+    }
+
+    /// Whether this answer is one of them; `drawn` is drawn from all numbers.
+    pub(crate) fn takes(self, drawn: u64) -> bool {
+        let bound = u128::from(self.per_million) << 64;
+        u128::from(drawn) * u128::from(Self::ALL) < bound
+    }
+
+    pub(crate) fn when(self) -> ReplayTime {
+        if self.before_release { ReplayTime::BeforeRelease } else { ReplayTime::AfterRelease }
+    }
 }
 
 /// What the time and the size of a stream's events follow.
@@ -54,7 +92,8 @@ pub(super) fn read_all(scheduler: &mut Settings<'_>, keys: &[TenantKey]) -> BTre
 }
 
 fn read(settings: &mut Settings<'_>) -> Agreement {
-    let Agreement { mut terms, mut stream } = Agreement::default();
+    let Agreement { mut terms, mut stream, replay } = Agreement::default();
+    let replay = read_replay(settings, replay);
     settings.set("class", "\"interactive\", \"standard\" or \"batch\"", &mut terms.class, |value| {
         Class::parse(value.as_str()?)
     });
@@ -81,5 +120,20 @@ fn read(settings: &mut Settings<'_>) -> Agreement {
         settings.mistake("speculation", problem.to_owned());
     }
     terms.speculates = stream == StreamShape::AsItComes && speculation.unwrap_or(terms.speculates);
-    Agreement { terms, stream }
+    Agreement { terms, stream, replay }
+}
+
+fn read_replay(settings: &mut Settings<'_>, default: ReplayTerms) -> ReplayTerms {
+    let (mut rate, mut before_release) = (None, default.before_release);
+    settings.set("replay", "a part of all answers, from 0.0 to 1.0", &mut rate, |value| {
+        let part = value.as_float().or_else(|| value.as_integer().map(|whole| whole as f64))?;
+        ReplayTerms::rate(part).map(Some)
+    });
+    settings.switch("replay_before_release", &mut before_release);
+    if before_release && rate.is_some_and(|rate| rate < ReplayTerms::ALL) {
+        let problem = "must be 1.0 with `replay_before_release = true`: no answer leaves without its replay then";
+        settings.mistake("replay", problem.to_owned());
+    }
+    let all_of_them = if before_release { ReplayTerms::ALL } else { default.per_million };
+    ReplayTerms { per_million: rate.unwrap_or(all_of_them), before_release }
 }

@@ -120,9 +120,34 @@ fn a_full_configuration_is_read() {
         exclusive: true,
         speculates: false,
     };
-    let globex = Agreement { terms, stream: StreamShape::ConstantShape };
+    let globex = Agreement { terms, stream: StreamShape::ConstantShape, ..Agreement::default() };
     assert_eq!(config.agreement(&TenantName::parse("globex").unwrap()), globex);
     assert_eq!(config.agreement(&TenantName::parse("acme").unwrap()), Agreement::default());
+}
+
+#[test]
+fn which_answers_are_computed_again_is_agreed_with_each_tenant() {
+    let hash = "0".repeat(64);
+    let with = |terms: &str| {
+        format!(
+            "data_dir = \"d\"\nmodel = \"m\"\n[[tenants]]\nname = \"acme\"\nkey_hash = \"{hash}\"\n[audit]\n\
+             replay_digest = true\n[scheduler.tenants.acme]\n{terms}"
+        )
+    };
+    let terms = |text: &str| Config::parse(&with(text)).unwrap().agreement(&TenantName::parse("acme").unwrap()).replay;
+    let of = |per_million, before_release| ReplayTerms { per_million, before_release };
+    assert_eq!(terms(""), of(0, false));
+    assert_eq!(terms("replay = 0.25"), of(250_000, false));
+    assert_eq!(terms("replay = 1"), of(1_000_000, false));
+    assert_eq!(terms("replay_before_release = true"), of(1_000_000, true));
+    assert_eq!(terms("replay = 1.0\nreplay_before_release = true"), of(1_000_000, true));
+    assert!(Config::parse(&with("")).unwrap().replay_digest);
+    for wrong in ["replay = 1.5", "replay = -0.1", "replay = nan", "replay = \"all\""] {
+        let wanted = "`scheduler.tenants.acme.replay` must be a part of all answers, from 0.0 to 1.0";
+        assert_eq!(mistakes(&with(wrong)), [wanted], "{wrong}");
+    }
+    let found = mistakes(&with("replay = 0.5\nreplay_before_release = true"));
+    assert!(found.len() == 1 && found[0].contains("must be 1.0"), "{found:?}");
 }
 
 #[test]
