@@ -17,6 +17,7 @@ mod kernels;
 mod link;
 mod prefix;
 mod remote;
+mod replays;
 mod rows;
 mod scheduler;
 mod signer;
@@ -68,6 +69,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         link::LINK,
         prefix::PREFIX,
         remote::REMOTE,
+        replays::REPLAYS,
         rows::ROWS,
         scheduler::SCHEDULING,
         split::SPLIT,

@@ -1,0 +1,130 @@
+//! The comparisons that a replay is made of, and what becomes of an answer that differs.
+
+use super::Mutation;
+
+const REPLAY: &str = "engine/runtime/src/replay.rs";
+const DIGEST: &str = "engine/runtime/src/replay_digest.rs";
+const FOLDER: &str = "audit/verify/src/folder.rs";
+
+pub(super) const REPLAYS: &[Mutation] = &[
+    Mutation {
+        name: "replay: tokens are compared",
+        file: REPLAY,
+        find: "if sampler.sample(logits, &mut own.scratch) != Some(wanted) {",
+        replace: "if sampler.sample(logits, &mut own.scratch).is_none_or(|_| wanted > u32::MAX - 1) {",
+        packages: &["engine-runtime"],
+        tests: "test(an_answer_is_not_taken_for_another_one_s)",
+    },
+    Mutation {
+        name: "replay: digests are compared",
+        file: REPLAY,
+        find: "Ok(match digest == answer.digest {",
+        replace: "Ok(match digest.len() == answer.digest.len() {",
+        packages: &["engine-runtime"],
+        tests: "test(a_bias_that_comes_from_another_request_is_found_by_replay_alone)",
+    },
+    Mutation {
+        name: "replay: the digest is of all logits",
+        file: DIGEST,
+        find: "for logits in logits.chunks(BYTES_AT_ONCE / 4) {",
+        replace: "for logits in logits.chunks(BYTES_AT_ONCE / 4).take(1) {",
+        packages: &["engine-runtime"],
+        tests: "test(a_digest_depends_on_every_bit_every_token_and_their_order)",
+    },
+    Mutation {
+        name: "replay: the digest is of the tokens",
+        file: DIGEST,
+        find: "        hasher.update(&token.to_le_bytes());\n",
+        replace: "        let _ = token;\n",
+        packages: &["engine-runtime"],
+        tests: "test(a_digest_depends_on_every_bit_every_token_and_their_order)",
+    },
+    Mutation {
+        name: "replay: the digest is a chain",
+        file: DIGEST,
+        find: "        hasher.update(&self.0);\n",
+        replace: "",
+        packages: &["engine-runtime"],
+        tests: "test(a_digest_depends_on_every_bit_every_token_and_their_order)",
+    },
+    Mutation {
+        name: "replay: the digest is of the row that the sampler took, after penalties",
+        file: "engine/runtime/src/sampling.rs",
+        find: "digest.push(logits, token, &mut scratch.bytes);",
+        replace: "digest.push(&logits[..logits.len().min(1)], token, &mut scratch.bytes);",
+        packages: &["engine-runtime"],
+        tests: "test(the_digest_is_of_what_the_sampler_took)",
+    },
+    Mutation {
+        name: "replay: an answer that is due before the release is held",
+        file: "gateway/server/src/serve.rs",
+        find: "        if holds {\n            held.push(",
+        replace: "        if holds && finish.is_none() && tokens == u32::MAX {\n            held.push(",
+        packages: &["e2e"],
+        tests: "test(what_another_request_added_does_not_leave_where_the_replay_comes_first)",
+    },
+    Mutation {
+        name: "replay: an answer that differs is not released",
+        file: "gateway/server/src/serve.rs",
+        find: "if finding.outcome != ReplayOutcome::Same {",
+        replace: "if finding.outcome == ReplayOutcome::NotDone {",
+        packages: &["e2e"],
+        tests: "test(what_another_request_added_does_not_leave_where_the_replay_comes_first)",
+    },
+    Mutation {
+        name: "replay: what has left and differs is an incident",
+        file: "audit/log/src/replayed.rs",
+        find: "let late = replayed.outcome == ReplayOutcome::Different && replayed.when == ReplayTime::AfterRelease;",
+        replace: "let late = replayed.outcome == ReplayOutcome::NotDone && replayed.when == ReplayTime::BeforeRelease;",
+        packages: &["audit-log"],
+        tests: "test(what_was_computed_again_is_written_down_with_its_incident)",
+    },
+    Mutation {
+        name: "replay: which answers are due follows a secret",
+        file: "gateway/server/src/replays.rs",
+        find: "    hash.update(secret);\n",
+        replace: "    let _ = secret;\n",
+        packages: &["gateway-server"],
+        tests: "test(which_answers_are_due_follows_the_rate_and_the_secret)",
+    },
+    Mutation {
+        name: "replay: one tenant's answers do not take all places",
+        file: "gateway/server/src/replays/line.rs",
+        find: "|| own >= REPLAYS_OF_ONE_MAX;",
+        replace: "|| own >= REPLAYS_MAX;",
+        packages: &["gateway-server"],
+        tests: "test(what_waits_is_bounded_by_number_by_tokens_and_for_each_tenant)",
+    },
+    Mutation {
+        name: "verify: a replay that differs has its incident",
+        file: FOLDER,
+        find: "|| differs != request.differs {",
+        replace: "|| differs && request.replayed {",
+        packages: &["audit-verify"],
+        tests: "test(what_was_computed_again_has_its_outcome_and_its_incident)",
+    },
+    Mutation {
+        name: "verify: a replay is of the sealed entry that it names",
+        file: FOLDER,
+        find: "if !is_of || request.replayed",
+        replace: "if is_of && request.replayed || request.replayed",
+        packages: &["audit-verify"],
+        tests: "test(what_was_computed_again_has_its_outcome_and_its_incident)",
+    },
+    Mutation {
+        name: "incidents: what is closed is only reopened",
+        file: "audit/provenance/src/incident_state.rs",
+        find: "if self.stage.is_closed() != (entry.state == IncidentStage::Reopened) {",
+        replace: "if self.stage.is_closed() && entry.state == IncidentStage::Detected {",
+        packages: &["audit-provenance"],
+        tests: "test(what_is_closed_is_reopened_and_nothing_else)",
+    },
+    Mutation {
+        name: "incidents: closing takes two persons",
+        file: "audit/provenance/src/incident_state.rs",
+        find: "self.actor.is_some() && self.second.is_some() && self.actor != self.second;",
+        replace: "self.actor.is_some() && self.second.is_some();",
+        packages: &["audit-provenance"],
+        tests: "test(what_closes_an_incident_takes_two_persons_and_evidence)",
+    },
+];
