@@ -83,15 +83,15 @@ struct Work {
 }
 
 impl Work {
-    fn place(self, tenant: TenantId) -> Place<Self> {
+    fn place(self, tenant: TenantId) -> Place<Box<Self>> {
         let (tokens, is_awaited) = (self.job.tokens(), matches!(self.whither, Whither::Task(_)));
-        Place { tenant, tokens, is_awaited, work: self }
+        Place { tenant, tokens, is_awaited, work: Box::new(self) }
     }
 }
 
 #[derive(Default)]
 struct State {
-    line: Line<Work>,
+    line: Line<Box<Work>>,
     stopped: bool,
 }
 
@@ -111,7 +111,7 @@ impl Shared {
     }
 
     /// `false`: it has no place.
-    fn push(&self, place: Place<Work>) -> Result<(), Work> {
+    fn push(&self, place: Place<Box<Work>>) -> Result<(), Box<Work>> {
         let mut state = self.state();
         if state.stopped {
             return Err(place.work);
@@ -122,7 +122,7 @@ impl Shared {
     }
 
     /// The next one; `None` when there will be none.
-    fn take(&self) -> Option<Place<Work>> {
+    fn take(&self) -> Option<Place<Box<Work>>> {
         let nothing = |state: &mut State| state.line.is_empty() && !state.stopped;
         let mut state = self.changed.wait_while(self.state(), nothing).unwrap_or_else(PoisonError::into_inner);
         if state.stopped { None } else { state.line.pop() }
@@ -146,11 +146,11 @@ impl Shared {
             let cpu_us = thread_cpu_us().saturating_sub(before);
             self.state().line.charge(tenant, cpu_us);
             let finding = Finding::of(verdict, work.job.answer.tokens(), cpu_us);
-            self.runtime.block_on(self.tell(work, finding));
+            self.runtime.block_on(self.tell(*work, finding));
         }
         let mut left = std::mem::take(&mut self.state().line);
         while let Some(place) = left.pop() {
-            self.runtime.block_on(self.tell(place.work, Finding::NOT_DONE));
+            self.runtime.block_on(self.tell(*place.work, Finding::NOT_DONE));
         }
     }
 
@@ -272,7 +272,7 @@ impl Replays {
         let (tenant, name) = (principal.tenant(), principal.name().clone());
         if let Err(work) = shared.push(Work { job, name, whither: Whither::Log(sealed) }.place(tenant)) {
             let of_task = shared.clone();
-            shared.runtime.spawn(async move { of_task.tell(work, Finding::NOT_DONE).await });
+            shared.runtime.spawn(async move { of_task.tell(*work, Finding::NOT_DONE).await });
         }
     }
 

@@ -81,7 +81,7 @@ async fn answer(http: &mut Exchange, api: Api, on: &Arc<Services>, principal: &P
     let (mut found, mut later) = (None, None);
     match job {
         Some((ReplayTime::BeforeRelease, job)) => {
-            let finding = match reply.hold(on.replays.before(&principal, job)).await {
+            let finding = match reply.hold(on.replays.before(principal, job)).await {
                 Ok(finding) => finding,
                 Err(error) => return Err(give_up(entry, Some(steps), error, tokenized_for, &permit).await),
             };
@@ -108,10 +108,10 @@ async fn answer(http: &mut Exchange, api: Api, on: &Arc<Services>, principal: &P
     }
     let sealed = entry.seal(outcome(reason, &steps)).await?; //               durable before it is acknowledged
     if let Some(job) = later {
-        on.replays.after(&principal, sealed, job);
+        on.replays.after(principal, sealed, job);
     }
     if let Some(finding) = found {
-        on.replays.held_back(&principal, &sealed, finding).await;
+        on.replays.held_back(principal, &sealed, finding).await;
     }
     reply.finish(&sealed).await?; //                                          the place in the log, and the end
     Ok(())

@@ -53,6 +53,7 @@ pub enum DecodeState {
 
 /// Something that happened to the decode side.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::large_enum_variant, reason = "an offer is most of what comes, and each is taken in at once")]
 pub enum DecodeInput {
     /// A message came. Who sent it is known by the transport, not by what it says.
     Message {

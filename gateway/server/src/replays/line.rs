@@ -120,6 +120,6 @@ mod tests {
                 assert!(line.push(Place { is_awaited: true, ..place(1, 30) }).is_ok());
             }
         }
-        assert_eq!(order, [0, 10, 30, 20, 21, 1, 2, 3]);
+        assert_eq!(order, [0, 10, 30, 20, 1, 21, 2, 3]);
     }
 }
