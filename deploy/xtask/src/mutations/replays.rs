@@ -12,7 +12,7 @@ pub(super) const REPLAYS: &[Mutation] = &[
         file: REPLAY,
         find: "if sampler.sample(logits, &mut own.scratch) != Some(wanted) {",
         replace: "if sampler.sample(logits, &mut own.scratch).is_none_or(|_| wanted > u32::MAX - 1) {",
-        packages: &["engine-runtime"],
+        packages: &["engine-runtime", "rig"],
         tests: "test(an_answer_is_not_taken_for_another_one_s)",
     },
     Mutation {
@@ -20,7 +20,7 @@ pub(super) const REPLAYS: &[Mutation] = &[
         file: REPLAY,
         find: "Ok(match digest == answer.digest {",
         replace: "Ok(match digest.len() == answer.digest.len() {",
-        packages: &["engine-runtime"],
+        packages: &["engine-runtime", "rig"],
         tests: "test(a_bias_that_comes_from_another_request_is_found_by_replay_alone)",
     },
     Mutation {

@@ -239,9 +239,9 @@ fn whoever_drives_it_stops_it_and_nothing_stays() {
 
 #[test]
 fn the_spans_of_a_pass_have_logits_where_tokens_were_sampled() {
-    assert_eq!(spans(0..32, 40), vec![0..32; 1]);
+    assert_eq!(spans(0..32, 40), Vec::from_iter(std::iter::once(0..32)));
     assert_eq!(spans(32..44, 40), [32..41, 41..42, 42..43, 43..44]);
     assert_eq!(spans(44..46, 40), [44..45, 45..46]);
-    assert_eq!(spans(0..41, 40), vec![0..41; 1]);
+    assert_eq!(spans(0..41, 40), Vec::from_iter(std::iter::once(0..41)));
     assert_eq!(spans(40..42, 40), [40..41, 41..42]);
 }
