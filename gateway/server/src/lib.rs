@@ -31,8 +31,8 @@ mod witnesses;
 
 pub use chat_renderer::{RenderProcesses, render_chat};
 pub use config::{
-    Agreement, Config, ConfigError, IndexKind, Limits, MetricsReaders, Mistake, ParseConfigError, ReplayTerms, StreamShape,
-    WeightsCache, WitnessPlace, WitnessSettings, WorkerPlace,
+    Agreement, Config, ConfigError, IndexKind, Limits, MetricsReaders, Mistake, ParseConfigError, ReplayTerms,
+    StreamShape, WeightsCache, WitnessPlace, WitnessSettings, WorkerPlace,
 };
 pub use exchange::ConnectionLimits;
 pub use gateway::{Gateway, StartError};
