@@ -30,7 +30,7 @@ use report::{Levels, Report};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use verdict::{Looks, Verdict};
 
 /// Pairs or rounds of one arm. Judging takes time with the square of it.
@@ -136,6 +136,9 @@ async fn probe_gateway(options: Sidechannel) -> Result<()> {
         constant_shape,
         seed,
     } = options;
+    if let Some(output) = &output {
+        check_place(output)?;
+    }
     let address = Address::parse(&address)?;
     let keys = keys(environment::audit_keys())?;
     let mut prefix_tokens: Vec<usize> = prefix_tokens.into_iter().map(count).collect();
@@ -151,9 +154,10 @@ async fn probe_gateway(options: Sidechannel) -> Result<()> {
     let report = sidechannel(address.clone(), keys.clone(), plan, seed).await?;
     // INVARIANT: one encoding, which is what the digest in the log is of.
     let result = serde_json::to_string(&report)?;
-    if let Some(output) = &output {
-        std::fs::write(output, &result).with_context(|| format!("`{}` cannot be written", output.display()))?;
-    }
+    // What was measured for hours is recorded and said whatever becomes of the file.
+    let kept = output.as_ref().map_or(Ok(()), |output| {
+        std::fs::write(output, &result).with_context(|| format!("`{}` cannot be written", output.display()))
+    });
     let digest = hex::encode(Sha256::digest(&result));
     let recorded = match probe::record(&address, &keys, result).await {
         Ok(recorded) => recorded,
@@ -164,10 +168,17 @@ async fn probe_gateway(options: Sidechannel) -> Result<()> {
     } else {
         say(format_args!("{report}\n{}", words(&recorded, &digest)))?;
     }
+    kept?;
     match report.judgement.verdict {
         Verdict::Isolated => Ok(()),
         verdict => Err(NotIsolated(verdict).into()),
     }
+}
+
+/// A result can be written here. Nothing that is there is changed.
+fn check_place(output: &Path) -> Result<()> {
+    let opened = std::fs::OpenOptions::new().create(true).append(true).open(output);
+    opened.map(drop).with_context(|| format!("`{}` cannot be written", output.display()))
 }
 
 /// Measures and judges.
@@ -281,6 +292,19 @@ fn bar() -> ProgressBar {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_place_for_the_result_is_looked_at_before_hours_of_work() {
+        let folder = tempfile::tempdir().unwrap();
+        let there = folder.path().join("result.json");
+        std::fs::write(&there, "older").unwrap();
+        assert!(check_place(&there).is_ok() && check_place(&folder.path().join("new.json")).is_ok());
+        assert_eq!(std::fs::read_to_string(&there).unwrap(), "older");
+        for nowhere in [folder.path().to_owned(), folder.path().join("missing/result.json")] {
+            let refused = check_place(&nowhere).unwrap_err().to_string();
+            assert!(refused.ends_with("cannot be written"), "{refused}");
+        }
+    }
 
     #[test]
     fn two_tenants_are_needed() {
