@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use audit_auditor::{Audited, Auditor};
 use audit_tlog::{CHECKPOINT_BYTES_MAX, Checkpoint, VerifierKey};
 use audit_verify::read_file;
-use audit_witness::{Examine, Limits, Witness, make_key, serve};
+use audit_witness::{Examine, Witness, make_key, serve_until_signal};
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal as _, Write as _};
@@ -17,9 +17,6 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 
 const KEY_BYTES_MAX: usize = 1_024;
 
@@ -109,8 +106,7 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
                 Err(objection) => say(&format!("OBJECTION, nothing is cosigned: {objection}")),
             }
             witness.examine(&checkpoint.origin, Box::new(Shared(auditor)));
-            let runtime = tokio::runtime::Runtime::new().context("no threads")?;
-            runtime.block_on(answer(listen, witness))?;
+            listen_there(listen, witness)?;
             Ok(true)
         }
     }
@@ -168,24 +164,13 @@ fn told(audited: Audited) -> String {
     format!("{entries} entries, {responses} responses, {stopped} of them stopped, {without_trace} without their trace")
 }
 
-async fn answer(listen: SocketAddr, witness: Witness) -> anyhow::Result<()> {
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
-    say(&format!("auditor {}", witness.verifier_key()));
-    say(&format!("listening on http://{}", listener.local_addr()?));
-    let stop = async {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
+fn listen_there(listen: SocketAddr, witness: Witness) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Runtime::new().context("no threads")?;
+    let said = |key, address| {
+        say(&format!("auditor {key}"));
+        say(&format!("listening on http://{address}"));
     };
-    serve(listener, Arc::new(witness), Limits::default(), unix_seconds, stop).await;
-    Ok(())
-}
-
-/// Seconds since 1970; 0, which is never signed, on a clock that is before that.
-fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    runtime.block_on(serve_until_signal(listen, witness, said)).with_context(|| format!("cannot listen on {listen}"))
 }
 
 /// A line on stderr. Nothing is lost when nobody reads it.

@@ -7,7 +7,7 @@ use crate::index::LookupError;
 use crate::keys::random;
 use crate::log::{AuditLog, IncidentId, Recorded, lock};
 use crate::queue::{Queued, Reply, failed};
-use crate::sequence::{Draft, Placed};
+use crate::sequence::{Commit, Draft};
 use audit_provenance::{
     ActorRef, Body, Containment, Entry, Incident, IncidentLife, IncidentMoveError, IncidentStage, IncidentState,
     TenantRef,
@@ -59,14 +59,9 @@ impl Incidents {
     }
 
     /// The same for a whole batch.
-    pub(crate) fn note_batch(&mut self, entries: &[Placed]) -> Result<(), IncidentMoveError> {
-        for placed in entries {
-            // INVARIANT: the sequencer encoded these bytes a moment ago.
-            if let Ok(entry) = Entry::decode(&placed.bytes) {
-                self.note(placed.index, Digest(placed.leaf.0), &entry)?;
-            }
-        }
-        Ok(())
+    pub(crate) fn note_batch(&mut self, commit: &Commit) -> Result<(), IncidentMoveError> {
+        let mut batch = commit.entries.iter().zip(&commit.said);
+        batch.try_for_each(|(placed, entry)| self.note(placed.index, Digest(placed.leaf.0), entry))
     }
 
     pub(crate) fn life(&self, incident: &[u8; 16]) -> Option<IncidentLife> {

@@ -485,14 +485,16 @@ fn run_sequencer(shared: &Shared, mut sequencer: Sequencer, heartbeat: Option<Du
             Taken::Closed => return,
         };
         match sequencer.commit(drafts) {
-            Ok(commit) => {
-                shared.index.note_batch(&commit.entries);
-                if lock(&shared.incidents).note_batch(&commit.entries).is_err() {
+            Ok(mut commit) => {
+                shared.index.note_batch(&commit);
+                if lock(&shared.incidents).note_batch(&commit).is_err() {
                     // INVARIANT: the sequencer wrote these moves after the fold that they continue.
                     return shared.fail(&LogFault::Incident);
                 }
                 *lock(&shared.committed) = Committed { size: commit.size, signed_us: commit.signed_us };
                 replies.into_iter().zip(commit.entries.iter().cloned()).for_each(|(reply, placed)| reply.place(placed));
+                // What waits to be published is the bytes.
+                commit.said = Vec::new();
                 shared.mailbox.put(commit);
             }
             Err(fault) => {

@@ -109,8 +109,8 @@ pub(crate) fn open(
     let mut drafts = drafts.into_iter().peekable();
     while drafts.peek().is_some() {
         let commit = sequencer.commit(drafts.by_ref().take(BATCH_MAX).collect())?;
-        known.note_batch(&commit.entries);
-        lock(&incidents).note_batch(&commit.entries).map_err(|_| LogFault::Incident)?;
+        known.note_batch(&commit);
+        lock(&incidents).note_batch(&commit).map_err(|_| LogFault::Incident)?;
         last = publisher.publish(std::slice::from_ref(&commit))?.map(|_| commit);
     }
     let last = last.ok_or(LogFault::Stopped)?;

@@ -48,6 +48,8 @@ pub(crate) struct Placed {
 /// A committed batch, on its way to be published.
 pub(crate) struct Commit {
     pub(crate) entries: Vec<Placed>,
+    /// What they say, in the same order.
+    pub(crate) said: Vec<Entry>,
     pub(crate) size: u64,
     pub(crate) root: Hash,
     pub(crate) note: String,
@@ -91,12 +93,13 @@ impl Sequencer {
             self.segment = SegmentWriter::open(&*self.storage, self.edge.size())?;
         }
         self.moved.clear();
-        let mut entries = Vec::with_capacity(drafts.len());
+        let (mut entries, mut said) = (Vec::with_capacity(drafts.len()), Vec::with_capacity(drafts.len()));
         let mut frames = Vec::new();
         for (index, draft) in (self.edge.size()..).zip(drafts) {
-            let placed = self.place(index, self.segment.place_after(frames.len()), draft)?;
+            let (placed, entry) = self.place(index, self.segment.place_after(frames.len()), draft)?;
             encode_frame(&mut frames, placed.leaf, &placed.bytes)?;
             entries.push(placed);
+            said.push(entry);
         }
 
         // 1. The entries go to the segment. A crash here leaves frames beyond the committed size, whole or torn, which
@@ -128,11 +131,11 @@ impl Sequencer {
 
         // 5. and 6. belong to the caller: promises first, then tiles and checkpoint. A crash before they are done
         // leaves committed entries unpublished, which the next start publishes.
-        Ok(Commit { entries, size, root, note, signed_us: now_us, traces: self.segment.traces() })
+        Ok(Commit { entries, said, size, root, note, signed_us: now_us, traces: self.segment.traces() })
     }
 
     /// Encodes an entry with its tenant's next number.
-    fn place(&mut self, index: u64, at: Place, draft: Draft) -> Result<Placed, LogFault> {
+    fn place(&mut self, index: u64, at: Place, draft: Draft) -> Result<(Placed, Entry), LogFault> {
         let tenant = draft.tenant.map(|tenant| {
             let head = self.tenants.get(&tenant).copied().unwrap_or(TenantHead { next: 0, leaf: Digest([0; 32]) });
             TenantLink { tenant, number: head.next, previous: head.leaf }
@@ -158,7 +161,7 @@ impl Sequencer {
             Some(trace) => self.segment.append_trace(index, &trace)?,
             None => None,
         };
-        Ok(Placed { index, leaf, bytes, at, trace })
+        Ok((Placed { index, leaf, bytes, at, trace }, entry))
     }
 
     /// A move of an incident gets its place among the incident's entries.

@@ -7,6 +7,7 @@
 mod consistency;
 mod file;
 mod folder;
+mod moment;
 mod receipt;
 mod response;
 mod witnesses;
@@ -15,6 +16,7 @@ pub use audit_tlog::VerifierKey;
 pub use consistency::{ConsistencyRefusal, ConsistencyReport, check_consistency};
 pub use file::read_file;
 pub use folder::{LogFollower, LogRefusal, LogReport, Taken, check_log};
+pub use moment::rfc3339;
 pub use receipt::{Evidence, ReceiptRefusal, ReceiptReport, ReplayAnswer, Unchecked, check_receipt, check_trace};
 pub use response::{PayloadError, RESPONSE_BYTES_MAX, payloads};
 pub use witnesses::{WitnessRefusal, Witnessed, Witnesses, WitnessesError};

@@ -2,7 +2,7 @@
 
 use crate::GivenKey;
 use audit_provenance::{Coverage, Handover, Opened, SealReason};
-use audit_verify::{ConsistencyReport, LogReport, ReceiptReport, Unchecked, Witnessed};
+use audit_verify::{ConsistencyReport, LogReport, ReceiptReport, Unchecked, Witnessed, rfc3339};
 use serde_json::json;
 use std::fmt::{Display, Write as _};
 
@@ -278,22 +278,9 @@ fn line(value: &serde_json::Value) -> String {
     format!("{value}\n")
 }
 
-/// Microseconds since 1970 as a date and time of day.
+/// Microseconds since 1970 as people read them.
 fn utc(wall_us: u64) -> String {
-    let seconds = wall_us / 1_000_000;
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Civil date from a count of days: eras of 400 years that begin on 1 March (after Hinnant).
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
-    let millisecond = wall_us / 1_000 % 1_000;
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{millisecond:03} UTC")
+    format!("{} UTC", rfc3339(wall_us).trim_end_matches('Z').replace('T', " "))
 }
 
 #[cfg(test)]

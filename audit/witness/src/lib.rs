@@ -10,6 +10,6 @@ mod serve;
 mod store;
 mod witness;
 
-pub use serve::{Limits, serve};
+pub use serve::{Limits, serve, serve_until_signal};
 pub use store::{StoreError, make_key};
 pub use witness::{Answer, Examine, LOGS_MAX, OpenWitnessError, Witness};

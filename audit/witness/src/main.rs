@@ -6,16 +6,12 @@
 
 use anyhow::{Context as _, bail, ensure};
 use audit_tlog::VerifierKey;
-use audit_witness::{LOGS_MAX, Limits, Witness, make_key, serve};
+use audit_witness::{LOGS_MAX, Witness, make_key, serve_until_signal};
 use clap::{Parser, Subcommand};
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 
 /// A line for each of [`LOGS_MAX`] logs, and remarks.
 const LOGS_BYTES_MAX: u64 = 1 << 20;
@@ -76,30 +72,18 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
                 tracing::warn!("no log is listed, so every checkpoint is answered 404");
             }
             let witness = Witness::open(&data_dir, keys)?;
-            let runtime = tokio::runtime::Runtime::new().context("no threads")?;
-            runtime.block_on(answer(listen, witness))
+            listen_there(listen, witness)
         }
     }
 }
 
-async fn answer(listen: SocketAddr, witness: Witness) -> anyhow::Result<()> {
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
-    say(&format!("witness {}", witness.verifier_key()));
-    say(&format!("listening on http://{}", listener.local_addr()?));
-    let stop = async {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
+fn listen_there(listen: SocketAddr, witness: Witness) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Runtime::new().context("no threads")?;
+    let said = |key, address| {
+        say(&format!("witness {key}"));
+        say(&format!("listening on http://{address}"));
     };
-    serve(listener, Arc::new(witness), Limits::default(), unix_seconds, stop).await;
-    Ok(())
-}
-
-/// Seconds since 1970; 0, which is never signed, on a clock that is before that.
-fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    runtime.block_on(serve_until_signal(listen, witness, said)).with_context(|| format!("cannot listen on {listen}"))
 }
 
 fn read_logs(path: &Path) -> anyhow::Result<Vec<VerifierKey>> {

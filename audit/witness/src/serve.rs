@@ -2,7 +2,7 @@
 //! asked or answered is secret.
 
 use crate::witness::{Answer, Witness};
-use audit_tlog::{ADD_CHECKPOINT_BYTES_MAX, TLOG_SIZE};
+use audit_tlog::{ADD_CHECKPOINT_BYTES_MAX, CosignerKey, TLOG_SIZE};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -12,10 +12,13 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -81,6 +84,34 @@ pub async fn serve(
     let rest = async { while connections.join_next().await.is_some() {} };
     // Whoever is answered now has sent its request; idle connections are cut with the runtime.
     let _idle = timeout(Duration::from_millis(500), rest).await;
+}
+
+/// Listens there and answers until an interrupt or a request to end. `said` is told the witness's key and the address, once it
+/// listens. Signs the time of the system's clock.
+///
+/// # Errors
+/// The address cannot be listened on, or signals cannot be waited for.
+pub async fn serve_until_signal(
+    listen: SocketAddr,
+    witness: Witness,
+    said: impl FnOnce(CosignerKey, SocketAddr),
+) -> io::Result<()> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let listener = TcpListener::bind(listen).await?;
+    said(witness.verifier_key(), listener.local_addr()?);
+    let stop = async {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    };
+    serve(listener, Arc::new(witness), Limits::default(), unix_seconds, stop).await;
+    Ok(())
+}
+
+/// Seconds since 1970; 0, which is never signed, on a clock that is before that.
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 async fn accept(

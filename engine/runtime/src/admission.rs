@@ -220,13 +220,16 @@ impl Stepper {
             admitted.refuse_row(error);
             return self.scheduler.forget(key);
         }
-        let cached =
-            if self.role == Role::Whole { machine.found(admitted.label, &admitted.tokens).tokens() } else { 0 };
         // What its cache has by now is there without a copy.
-        if let Some(swapped) = admitted.swapped.take().filter(|swapped| swapped.tokens > cached) {
+        let is_worth = |swapped: &Swapped| {
+            self.role != Role::Whole || swapped.tokens > machine.found(admitted.label, &admitted.tokens).tokens()
+        };
+        if let Some(swapped) = admitted.swapped.take().filter(is_worth) {
             let started = Instant::now();
             let back = machine.swap_in(&admitted, &swapped);
-            self.note_copied(swapped.bytes(), started);
+            // Without pages nothing was copied.
+            let copied = if matches!(back, Err(SwapInError::NoPages)) { 0 } else { swapped.bytes() };
+            self.note_copied(copied, started);
             match back {
                 Ok(table) => {
                     self.counters.swapped_in.fetch_add(1, Ordering::Relaxed);

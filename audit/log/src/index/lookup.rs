@@ -9,7 +9,7 @@ use super::source::{Known, Read, SegmentTraces, Source, is_of};
 use super::store::RECORDS_MAX;
 use crate::log::lock;
 use crate::segment::TracePlace;
-use crate::sequence::Placed;
+use crate::sequence::Commit;
 use crate::storage::Storage;
 use audit_provenance::{Body, Entry, TenantRef, Trace};
 use policies_domain::{Digest, Generation, PageId, RequestId};
@@ -92,11 +92,11 @@ impl Lookup {
     }
 
     /// Notes a committed batch. Nothing here waits for the store.
-    pub(crate) fn note_batch(&self, entries: &[Placed]) {
+    pub(crate) fn note_batch(&self, commit: &Commit) {
         let grown = {
             let mut known = lock(&self.source.known);
             let before = known.outline.complete_blocks();
-            known.note_batch(entries);
+            known.note_batch(commit);
             known.outline.complete_blocks() > before
         };
         if grown {

@@ -9,7 +9,7 @@ use super::record::Kind;
 use super::tail::{TAIL_BLOCKS_MAX, Tail};
 use crate::log::lock;
 use crate::segment::{Place, SEGMENT_BYTES_MAX, TracePlace, next_frame, segment_path, traces_path};
-use crate::sequence::Placed;
+use crate::sequence::{Commit, Placed};
 use crate::storage::Storage;
 use crate::trace_file::{find_traces, trace_at};
 use audit_provenance::{Body, Entry, Trace};
@@ -42,12 +42,9 @@ impl Known {
     }
 
     /// Notes a whole committed batch.
-    pub(crate) fn note_batch(&mut self, entries: &[Placed]) {
-        for placed in entries {
-            // INVARIANT: the sequencer encoded these bytes a moment ago; what does not decode could not be found again.
-            if let Ok(entry) = Entry::decode(&placed.bytes) {
-                self.note(placed.clone(), &entry);
-            }
+    pub(crate) fn note_batch(&mut self, commit: &Commit) {
+        for (placed, entry) in commit.entries.iter().zip(&commit.said) {
+            self.note(placed.clone(), entry);
         }
     }
 }
