@@ -3,29 +3,18 @@
 //! The same requests without the fault are answered; `cargo xtask mutations` switches each check off and expects
 //! these tests to go red.
 
+mod in_process;
+
 use anyhow::{Context, Result, ensure};
-use e2e::{Client, binary, chat, model_path, run};
-use engine_model::Model;
-use engine_runtime::{Engine, EngineConfig, Fault, PublicPrefix, Split, Tenancy};
-use gateway_auth::{ApiKey, TenantKey};
-use gateway_server::{Config, Gateway};
-use policies_domain::{ModelName, TenantId, TenantName};
+use e2e::{Client, binary, chat, run};
+use engine_runtime::{Fault, PublicPrefix};
+use gateway_server::Agreement;
+use in_process::{MODEL, World};
+use policies_domain::TenantId;
 use serde_json::{Value, json};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
-use tempfile::TempDir;
-
-/// A gateway in this process, so that its engine can be told to go wrong.
-struct World {
-    gateway: Gateway,
-    engine: Engine,
-    acme: Client,
-    globex: Client,
-    data_dir: TempDir,
-}
-
-const MODEL: &str = "smol";
 
 /// Tenants are numbered in the order of the configuration.
 fn acme() -> Result<TenantId> {
@@ -33,27 +22,7 @@ fn acme() -> Result<TenantId> {
 }
 
 async fn start() -> Result<World> {
-    start_declaring(&[]).await
-}
-
-async fn start_declaring(declared: &[PublicPrefix]) -> Result<World> {
-    let data_dir = tempfile::tempdir()?;
-    let secret = Gateway::key_secret(data_dir.path())?;
-    let keys = [ApiKey::mint()?, ApiKey::mint()?];
-    let mut config = Config::new(data_dir.path(), model_path()?);
-    config.listen = "127.0.0.1:0".parse()?;
-    config.served_name = Some(ModelName::parse(MODEL)?);
-    // The planted faults mix up requests that are computed in one group.
-    config.engine = EngineConfig { threads: 2, pages: 256, split: Split::Off, ..EngineConfig::default() };
-    let tenants = ["acme", "globex"].into_iter().zip(&keys);
-    config.tenants = tenants
-        .map(|(name, key)| Ok(TenantKey { tenant: TenantName::parse(name)?, hash: secret.hash(key) }))
-        .collect::<Result<_>>()?;
-    let model = Arc::new(Model::load(&config.model, 2)?);
-    let engine = Engine::start_declaring(model, config.engine, Tenancy::default(), None, declared)?;
-    let gateway = Gateway::start(config, engine.clone()).await?;
-    let client = |key: &ApiKey| Client::new(gateway.address(), Some(key.reveal()));
-    Ok(World { acme: client(&keys[0]), globex: client(&keys[1]), gateway, engine, data_dir })
+    in_process::start(Agreement::default(), &[]).await
 }
 
 impl World {
@@ -228,7 +197,7 @@ async fn the_same_traffic_without_a_fault_leaves_no_incident() -> Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_declared_is_public_in_every_receipt_and_everything_else_the_tenants_own() -> Result<()> {
     const PREAMBLE: &str = "You are the assistant of a library. Answer in one short sentence, and name the shelf.";
-    let world = Arc::new(start_declaring(&[PublicPrefix::System(PREAMBLE.to_owned())]).await?);
+    let world = Arc::new(in_process::start(Agreement::default(), &[PublicPrefix::System(PREAMBLE.to_owned())]).await?);
     let w = world.clone();
     blocking(move || {
         let folder = tempfile::tempdir()?;

@@ -1,51 +1,25 @@
 //! Answers computed again: the same ones are, an influence that carries the right labels is found, and by nothing else.
 
+mod in_process;
+
 use anyhow::{Context, Result, ensure};
-use e2e::{Client, binary, chat, model_path, run};
-use engine_model::Model;
-use engine_runtime::{Engine, EngineConfig, Fault, Split};
-use gateway_auth::{ApiKey, TenantKey};
-use gateway_server::{Agreement, Config, Gateway, ReplayTerms};
-use policies_domain::{ModelName, TenantId, TenantName};
+use e2e::{binary, chat, model_path, run};
+use engine_runtime::Fault;
+use gateway_server::{Agreement, ReplayTerms};
+use in_process::{MODEL, World};
+use policies_domain::TenantId;
 use serde_json::{Value, json};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tempfile::TempDir;
 
-const MODEL: &str = "smol";
 /// An answer is computed again within this time on any machine.
 const LOOKS_MAX: usize = 1_200;
 
-struct World {
-    gateway: Gateway,
-    engine: Engine,
-    acme: Client,
-    globex: Client,
-    data_dir: TempDir,
-}
-
 /// Of acme's answers, which are computed again.
 async fn start(replay: ReplayTerms) -> Result<Arc<World>> {
-    let data_dir = tempfile::tempdir()?;
-    let secret = Gateway::key_secret(data_dir.path())?;
-    let keys = [ApiKey::mint()?, ApiKey::mint()?];
-    let mut config = Config::new(data_dir.path(), model_path()?);
-    config.listen = "127.0.0.1:0".parse()?;
-    config.served_name = Some(ModelName::parse(MODEL)?);
-    // The planted faults mix up requests that are computed in one group.
-    config.engine = EngineConfig { threads: 2, pages: 256, split: Split::Off, ..EngineConfig::default() };
-    let tenants = ["acme", "globex"].into_iter().zip(&keys);
-    config.tenants = tenants
-        .map(|(name, key)| Ok(TenantKey { tenant: TenantName::parse(name)?, hash: secret.hash(key) }))
-        .collect::<Result<_>>()?;
-    config.agreements.insert(TenantName::parse("acme")?, Agreement { replay, ..Agreement::default() });
-    let model = Arc::new(Model::load(&config.model, 2)?);
-    let engine = Engine::start_with(model, config.engine, config.tenancy()?, None)?;
-    let gateway = Gateway::start(config, engine.clone()).await?;
-    let client = |key: &ApiKey| Client::new(gateway.address(), Some(key.reveal()));
-    Ok(Arc::new(World { acme: client(&keys[0]), globex: client(&keys[1]), gateway, engine, data_dir }))
+    Ok(Arc::new(in_process::start(Agreement { replay, ..Agreement::default() }, &[]).await?))
 }
 
 impl World {
