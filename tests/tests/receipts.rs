@@ -101,7 +101,7 @@ fn whoever_holds_a_receipt_is_shown_that_the_log_has_only_grown() -> Result<()> 
     ensure!(refused.status.code() == Some(1) && said["check"] == "consistency", "{said}");
 
     ensure!(acme.get(&path("9999999"))?.status == 409, "more than there is");
-    for nonsense in ["", "-1", "1&from=2", "x", "18446744073709551616"] {
+    for nonsense in ["", "-1", "01", "+1", "1&from=2", "x", "18446744073709551616"] {
         ensure!(acme.get(&path(nonsense))?.status == 400, "{nonsense}");
     }
     ensure!(Client::new(demo.address, None).get(&path("1"))?.status == 401);

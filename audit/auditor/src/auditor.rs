@@ -5,7 +5,7 @@ use crate::traces::Traces;
 use audit_provenance::{Body, Entry, PageClass, SealReason, Sealing, TenantRef};
 use audit_tlog::{Checkpoint, VerifierKey};
 use audit_verify::{LogFollower, LogRefusal, ReceiptRefusal, check_trace};
-use audit_witness::Examine;
+use audit_witness::{Examine, Examined};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -23,7 +23,10 @@ pub struct Audited {
     pub stopped: u64,
 }
 
-/// Why an auditor does not cosign. But for [`Objection::Storage`], it stays.
+/// Of a hundred responses, so many may be without their trace: crashes lose some.
+pub const WITHOUT_TRACE_PERCENT: u64 = 1;
+
+/// Why an auditor does not cosign. But for [`Objection::Storage`] and [`Objection::Traces`], it stays.
 #[derive(Debug, thiserror::Error)]
 pub enum Objection {
     /// The log's files could not be read.
@@ -37,6 +40,18 @@ pub enum Objection {
     Root {
         /// Its size.
         size: u64,
+    },
+    /// Whoever takes traces away takes away what their pages are checked with.
+    #[error(
+        "{without_trace} of {responses} responses have no trace, more than {percent} in 100: their pages cannot be checked"
+    )]
+    Traces {
+        /// How many have none.
+        without_trace: u64,
+        /// Of how many.
+        responses: u64,
+        /// What was allowed.
+        percent: u64,
     },
     /// A trace is not the one of its entry, or says other things than that.
     #[error("entry {index}: {source}")]
@@ -78,6 +93,7 @@ impl From<LogRefusal> for Objection {
 pub struct Auditor {
     dir: PathBuf,
     key: VerifierKey,
+    without_trace_percent: u64,
     reading: Mutex<Reading>,
 }
 
@@ -97,11 +113,11 @@ impl Reading {
 }
 
 impl Auditor {
-    /// Of the log with this key.
+    /// Of the log with this key, of whose responses so many in a hundred may be without their trace.
     #[must_use]
-    pub fn new(dir: &Path, key: VerifierKey) -> Self {
+    pub fn new(dir: &Path, key: VerifierKey, without_trace_percent: u64) -> Self {
         let reading = Mutex::new(Reading::new(dir, &key));
-        Self { dir: dir.to_owned(), key, reading }
+        Self { dir: dir.to_owned(), key, without_trace_percent, reading }
     }
 
     /// What was audited so far.
@@ -114,32 +130,46 @@ impl Auditor {
     /// read.
     ///
     /// # Errors
-    /// What the first entry is objected to for, in words; the same again for every later checkpoint, unless it was that files
-    /// could not be read.
-    pub fn audit(&self, checkpoint: &Checkpoint, mut progress: impl FnMut(u64)) -> Result<Audited, String> {
+    /// What the first entry is objected to for, in words; the same again for every later checkpoint. [`Examined::Unable`] when
+    /// files could not be read.
+    pub fn audit(&self, checkpoint: &Checkpoint, mut progress: impl FnMut(u64)) -> Result<Audited, Examined> {
         let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(objection) = &reading.objection {
-            return Err(objection.clone());
+            return Err(Examined::Refused(objection.clone()));
         }
         if reading.follower.size() > checkpoint.size {
             // It was read further than it is asked about: the tree of that size is gone.
             *reading = Reading::new(&self.dir, &self.key);
         }
-        let read = reading.read_to(checkpoint, &mut progress);
+        let read = reading.read_to(checkpoint, &mut progress).and_then(|audited| self.has_traces(audited));
         read.map_err(|objection| {
             let text = objection.to_string();
             match objection {
-                // Half of a bundle may have been taken in: begin anew with the next checkpoint.
-                Objection::Storage(_) => *reading = Reading::new(&self.dir, &self.key),
+                Objection::Storage(_) => {
+                    // Half of a bundle may have been taken in: begin anew with the next checkpoint.
+                    *reading = Reading::new(&self.dir, &self.key);
+                    return Examined::Unable(text);
+                }
+                Objection::Traces { .. } => {}
                 _ => reading.objection = Some(text.clone()),
             }
-            text
+            Examined::Refused(text)
         })
+    }
+
+    /// A crash may take one, however few responses there are.
+    fn has_traces(&self, audited: Audited) -> Result<Audited, Objection> {
+        let Audited { responses, without_trace, .. } = audited;
+        let percent = self.without_trace_percent;
+        if without_trace.saturating_mul(100) > responses.max(100).saturating_mul(percent) {
+            return Err(Objection::Traces { without_trace, responses, percent });
+        }
+        Ok(audited)
     }
 }
 
 impl Examine for Auditor {
-    fn examine(&self, checkpoint: &Checkpoint) -> Result<(), String> {
+    fn examine(&self, checkpoint: &Checkpoint) -> Result<(), Examined> {
         let audited = self.audit(checkpoint, |_| {})?;
         tracing::debug!(?audited, "audited");
         Ok(())
@@ -195,7 +225,14 @@ impl Rules {
         sealed: &Sealing,
         trace: &[u8],
     ) -> Result<(), Objection> {
-        let trace = check_trace(trace, sealed).map_err(|source| Objection::Trace { index, source })?;
+        let trace = match check_trace(trace, sealed) {
+            Ok(trace) => trace,
+            // After a crash another response's trace stands where one stood that was read ahead and never counted.
+            Err(_) => {
+                let again = self.traces.again(index).map_err(Objection::Storage)?.unwrap_or_default();
+                check_trace(&again, sealed).map_err(|source| Objection::Trace { index, source })?
+            }
+        };
         for run in &trace.pages {
             let (page, generation) = (run.page.0, run.generation.0);
             let owner = match run.class {

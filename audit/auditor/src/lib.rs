@@ -11,4 +11,5 @@ mod auditor;
 mod page_lives;
 mod traces;
 
-pub use auditor::{Audited, Auditor, Objection};
+pub use audit_witness::Examined;
+pub use auditor::{Audited, Auditor, Objection, WITHOUT_TRACE_PERCENT};

@@ -6,10 +6,10 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 use anyhow::{Context as _, bail};
-use audit_auditor::{Audited, Auditor};
+use audit_auditor::{Audited, Auditor, WITHOUT_TRACE_PERCENT};
 use audit_tlog::{CHECKPOINT_BYTES_MAX, Checkpoint, VerifierKey};
 use audit_verify::read_file;
-use audit_witness::{Examine, Witness, make_key, serve_until_signal};
+use audit_witness::{Examine, Examined, Witness, make_key, serve_until_signal};
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal as _, Write as _};
@@ -64,6 +64,9 @@ struct Log {
     /// The log's verifier key, or a file that holds it.
     #[arg(long, value_name = "KEY|FILE")]
     key: String,
+    /// Responses in a hundred that may be without their trace: more than crashes lose were taken away.
+    #[arg(long, value_name = "PERCENT", default_value_t = WITHOUT_TRACE_PERCENT, value_parser = clap::value_parser!(u64).range(0..=100))]
+    without_trace_max: u64,
 }
 
 fn main() -> ExitCode {
@@ -87,23 +90,25 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
         }
         What::Check { log } => {
             let (key, checkpoint) = log.read()?;
-            let auditor = Auditor::new(&log.dir, key);
+            let auditor = Auditor::new(&log.dir, key, log.without_trace_max);
             let audited = catch_up(&auditor, &checkpoint);
             let mut out = std::io::stdout().lock();
             match &audited {
                 Ok(audited) => writeln!(out, "no objection: {}", told(*audited))?,
-                Err(objection) => writeln!(out, "OBJECTION: {objection}")?,
+                Err(Examined::Refused(objection)) => writeln!(out, "OBJECTION: {objection}")?,
+                Err(Examined::Unable(reason)) => bail!("{reason}"),
             }
             Ok(audited.is_ok())
         }
         What::Serve { log, listen, data_dir } => {
             let (key, checkpoint) = log.read()?;
             let mut witness = Witness::open(&data_dir, vec![key.clone()])?;
-            let auditor = Arc::new(Auditor::new(&log.dir, key));
+            let auditor = Arc::new(Auditor::new(&log.dir, key, log.without_trace_max));
             // What is there already takes longer than a question may.
             match catch_up(&auditor, &checkpoint) {
                 Ok(audited) => say(&format!("no objection: {}", told(audited))),
-                Err(objection) => say(&format!("OBJECTION, nothing is cosigned: {objection}")),
+                Err(Examined::Refused(objection)) => say(&format!("OBJECTION, nothing is cosigned: {objection}")),
+                Err(Examined::Unable(reason)) => say(&format!("it is read when the gateway asks: {reason}")),
             }
             witness.examine(&checkpoint.origin, Box::new(Shared(auditor)));
             listen_there(listen, witness)?;
@@ -115,7 +120,7 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
 struct Shared(Arc<Auditor>);
 
 impl Examine for Shared {
-    fn examine(&self, checkpoint: &Checkpoint) -> Result<(), String> {
+    fn examine(&self, checkpoint: &Checkpoint) -> Result<(), Examined> {
         self.0.examine(checkpoint)
     }
 }
@@ -147,7 +152,7 @@ fn read(path: &Path, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
 }
 
 /// With a bar, where somebody looks.
-fn catch_up(auditor: &Auditor, checkpoint: &Checkpoint) -> Result<Audited, String> {
+fn catch_up(auditor: &Auditor, checkpoint: &Checkpoint) -> Result<Audited, Examined> {
     let bar = ProgressBar::new(checkpoint.size);
     let visible = std::io::stderr().is_terminal();
     bar.set_draw_target(if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() });

@@ -46,6 +46,12 @@ impl Traces {
         Ok(())
     }
 
+    /// The same, read anew from the beginning of its file.
+    pub(crate) fn again(&mut self, index: u64) -> io::Result<Option<Vec<u8>>> {
+        self.open = None;
+        self.of(index)
+    }
+
     /// The trace of the sealed entry with this index, which is larger than those that were asked about before. `None`: it was
     /// dropped, was lost in a crash, or is damaged.
     pub(crate) fn of(&mut self, index: u64) -> io::Result<Option<Vec<u8>>> {

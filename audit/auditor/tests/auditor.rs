@@ -4,7 +4,7 @@
 #[path = "../../verify/tests/forged/mod.rs"]
 mod forged;
 
-use audit_auditor::{Audited, Auditor};
+use audit_auditor::{Audited, Auditor, Examined, WITHOUT_TRACE_PERCENT};
 use audit_provenance::{ChunkRun, PageClass, PageRun, SealReason, TenantRef, Trace};
 use audit_tlog::{AddCheckpoint, Checkpoint};
 use audit_witness::{Answer, Witness, make_key};
@@ -61,12 +61,20 @@ impl Made {
     }
 
     fn auditor(&self) -> Auditor {
-        Auditor::new(self.path(), signer().verifier_key())
+        Auditor::new(self.path(), signer().verifier_key(), 100)
     }
 
     fn audited(&self) -> Result<Audited, String> {
-        self.auditor().audit(&self.write(), |_| {})
+        said(self.auditor().audit(&self.write(), |_| {}))
     }
+}
+
+/// An objection's words.
+fn said(audited: Result<Audited, Examined>) -> Result<Audited, String> {
+    audited.map_err(|examined| match examined {
+        Examined::Refused(objection) => objection,
+        Examined::Unable(reason) => panic!("{reason}"),
+    })
 }
 
 /// One page, read in all three steps, and three chunks.
@@ -168,6 +176,48 @@ fn a_lost_trace_is_counted_and_takes_no_other_with_it() {
 }
 
 #[test]
+fn traces_that_are_taken_away_are_an_objection_and_a_few_that_are_lost_are_none() {
+    let mut made = Made::new();
+    for number in 1..=200 {
+        made.answer(ACME, number, &reads(number.into(), 1, PageClass::Own));
+    }
+    let checkpoint = made.write();
+    let audit = || Auditor::new(made.path(), signer().verifier_key(), WITHOUT_TRACE_PERCENT).audit(&checkpoint, |_| {});
+    assert!(audit().is_ok());
+    let file = made.path().join("traces/00000000000000000000");
+    let frame = made.traces.len() / 200;
+    for (lost, is_objection) in [(1, false), (2, false), (4, true), (200, true)] {
+        // A response's trace has the length of its numbers; what is cut in the middle of one takes that one along.
+        std::fs::write(&file, &made.traces[..made.traces.len() - lost * frame]).unwrap();
+        let audited = audit();
+        assert_eq!(audited.is_err(), is_objection, "{lost}: {audited:?}");
+        if let Err(examined) = audited {
+            let objection = said(Err(examined)).unwrap_err();
+            assert!(
+                objection.ends_with("have no trace, more than 1 in 100: their pages cannot be checked"),
+                "{objection}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_trace_that_was_read_ahead_and_never_counted_is_no_objection() {
+    let mut made = Made::new();
+    made.answer(ACME, 1, &reads(4, 1, PageClass::Own));
+    let (first, kept) = (made.write(), made.traces.clone());
+    // Of an entry that a crash will take back.
+    made.keep(4, &reads(77, 1, PageClass::Own).encode());
+    std::fs::write(made.path().join("traces/00000000000000000000"), &made.traces).unwrap();
+    let auditor = made.auditor();
+    assert!(auditor.audit(&first, |_| {}).is_ok());
+    made.traces = kept;
+    made.answer(GLOBEX, 2, &reads(5, 1, PageClass::Own));
+    let audited = said(auditor.audit(&made.write(), |_| {})).unwrap();
+    assert_eq!((audited.responses, audited.without_trace), (2, 0));
+}
+
+#[test]
 fn a_response_that_was_stopped_is_no_objection_and_one_that_was_not_is() {
     let with = |reason, has_incident| {
         let mut made = Made::new();
@@ -228,10 +278,14 @@ fn a_folder_that_cannot_be_read_is_read_again() {
     let aside = made.path().join("aside");
     std::fs::rename(&entries, &aside).unwrap();
     let auditor = made.auditor();
-    assert!(auditor.audit(&checkpoint, |_| {}).unwrap_err().starts_with("the log could not be read: "));
+    let unable = auditor.audit(&checkpoint, |_| {}).unwrap_err();
+    assert!(
+        matches!(&unable, Examined::Unable(reason) if reason.starts_with("the log could not be read: ")),
+        "{unable:?}"
+    );
     std::fs::rename(&aside, &entries).unwrap();
     assert_eq!(auditor.audit(&checkpoint, |_| {}).unwrap().entries, 3);
     let other = Checkpoint { root: audit_tlog::Edge::new().root(), ..checkpoint };
-    let refused = auditor.audit(&other, |_| {}).unwrap_err();
+    let refused = said(auditor.audit(&other, |_| {})).unwrap_err();
     assert_eq!(refused, "the entries have another root hash than the checkpoint of 3 entries");
 }

@@ -160,6 +160,8 @@ pub struct BlastRadius {
     pub rows: Vec<Touched>,
     /// Responses beyond [`ROWS_MAX`].
     pub rows_left_out: u64,
+    /// Requests that were asked for, ended or not.
+    pub suspects_count: u64,
     /// Of all rows: suspect themselves.
     pub direct_count: u64,
     /// Tenants with rows.

@@ -19,6 +19,8 @@ pub struct AuditConfig {
     pub dir: PathBuf,
     /// The log's name in checkpoints, and the name of its key: `<host>/isolation/<half-year>`. No spaces, no plus.
     pub origin: String,
+    /// Whether the folder's group may read what is published.
+    pub group_may_read: bool,
     /// Where the key is that signs its checkpoints.
     pub signer: SignerPlace,
     /// Digest of the program that computes and serves; of the running executable when it is `None`.
@@ -44,6 +46,7 @@ impl AuditConfig {
         Self {
             dir: dir.into(),
             origin: origin.into(),
+            group_may_read: false,
             signer: SignerPlace::File,
             build: None,
             kernel_tag_check: true,

@@ -69,6 +69,12 @@ impl State {
         self.round.as_ref().map(|round| Arc::clone(&round.published))
     }
 
+    fn give_up(&mut self, size: u64) {
+        if self.round.as_ref().is_some_and(|round| round.published.size == size) {
+            self.round = None;
+        }
+    }
+
     /// Adds a cosignature to its round; what came too late is dropped.
     fn cosigned(&mut self, witness: usize, size: u64, line: String, quorum: usize) -> Option<Cosigned> {
         if let Some(health) = self.health.get_mut(witness) {
@@ -139,6 +145,11 @@ impl Board {
         }
     }
 
+    /// Ends the round of this checkpoint: the next one is about the newest.
+    fn give_up(&self, target: &Published) {
+        lock(&self.state).give_up(target.size);
+    }
+
     /// Notes that a witness did not cosign. The first alarm stays.
     fn failed(&self, witness: usize, alarm: Option<String>) {
         if let Some(health) = lock(&self.state).health.get_mut(witness) {
@@ -184,6 +195,14 @@ fn run(shared: &Weak<Shared>, board: &Board, clock: &dyn Clock, number: usize, w
             }
             Asked::Forked(size) => Some(format!("it has seen another tree of {size} entries than this log's")),
             Asked::Refused(reason) => Some(format!("it has looked into the log and does not cosign: {reason}")),
+            // A round waits for those who were away, longer than its partial tiles are kept. Another one begins now.
+            Asked::NoProof(reason) => {
+                tracing::warn!(witness = name, reason, "a witness is asked about a newer checkpoint");
+                board.give_up(&target);
+                pause_us = (pause_us * 2).clamp(PAUSE_US, ROUND_US);
+                pause_until_us = clock.mono_us().saturating_add(pause_us);
+                continue;
+            }
             Asked::Failed(reason) => {
                 tracing::warn!(witness = name, reason, "a witness has not cosigned");
                 None

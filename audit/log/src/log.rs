@@ -228,7 +228,9 @@ impl AuditLog {
     /// [`OpenLogError`].
     pub fn open(config: AuditConfig) -> Result<Self, OpenLogError> {
         let dir = config.dir.display().to_string();
-        let storage = FolderStorage::open(&config.dir).map_err(|source| match source.kind() {
+        let storage = FolderStorage::open(&config.dir);
+        let storage = if config.group_may_read { storage.and_then(FolderStorage::let_group_read) } else { storage };
+        let storage = storage.map_err(|source| match source.kind() {
             io::ErrorKind::WouldBlock => OpenLogError::Locked { dir },
             _ => OpenLogError::Folder { dir, source },
         })?;

@@ -1,8 +1,8 @@
 //! Where the log's bytes lie: the few file operations that it is built on, so that tests can make each of them fail.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -84,27 +84,57 @@ pub trait StoredFile: Send + Sync {
     fn sync(&self) -> io::Result<()>;
 }
 
+/// For the owner alone, and what the group has besides where it may read.
+const FILE_MODE: u32 = 0o600;
+const FOLDER_MODE: u32 = 0o700;
+const GROUP_FILE: u32 = 0o040;
+const GROUP_FOLDER: u32 = 0o050;
+
 /// A folder on a file system, locked against a second writer as long as this lives.
 #[derive(Debug)]
 pub struct FolderStorage {
     root: PathBuf,
+    /// What is published is for the folder's group, too.
+    group_may_read: bool,
     _lock: File,
 }
 
 impl FolderStorage {
-    /// Makes the folder if needed and locks it.
+    /// Makes the folder if needed and locks it. Everything in it is for its owner alone.
     ///
     /// # Errors
     /// `WouldBlock` when another writer has it open; others of the system.
     pub fn open(root: &Path) -> io::Result<Self> {
-        make_folder(root)?;
+        make_folder(root, FOLDER_MODE)?;
         refuse_special(&root.join("lock"))?;
         let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(root.join("lock"))?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => io::Error::from(io::ErrorKind::WouldBlock),
             TryLockError::Error(error) => error,
         })?;
-        Ok(Self { root: root.to_owned(), _lock: lock })
+        Ok(Self { root: root.to_owned(), group_may_read: false, _lock: lock })
+    }
+
+    /// From here on what is published may be read by the folder's group: checkpoints, tiles, traces and the verifier key, which
+    /// an auditor needs. Keys, segments and the slot are for their owner alone as before.
+    ///
+    /// # Errors
+    /// Of the system.
+    pub fn let_group_read(mut self) -> io::Result<Self> {
+        std::fs::set_permissions(&self.root, Permissions::from_mode(FOLDER_MODE | GROUP_FOLDER))?;
+        self.group_may_read = true;
+        Ok(self)
+    }
+
+    /// Whether a file is one of those.
+    fn is_shared(&self, path: &str) -> bool {
+        let name = path.strip_suffix(".new").unwrap_or(path);
+        let published = matches!(name, "checkpoint" | "checkpoint.witnessed" | "log.vkey");
+        self.group_may_read && (published || path.starts_with("tile/") || path.starts_with("traces/"))
+    }
+
+    fn file_mode(&self, path: &str) -> u32 {
+        if self.is_shared(path) { FILE_MODE | GROUP_FILE } else { FILE_MODE }
     }
 
     fn path(&self, path: &str) -> PathBuf {
@@ -112,24 +142,25 @@ impl FolderStorage {
     }
 
     fn made_parent(&self, path: &str) -> io::Result<PathBuf> {
+        let mode = if self.is_shared(path) { FOLDER_MODE | GROUP_FOLDER } else { FOLDER_MODE };
         let path = self.path(path);
         if let Some(parent) = path.parent() {
-            make_folder(parent)?;
+            make_folder(parent, mode)?;
         }
         Ok(path)
     }
 }
 
 /// Makes a folder and those above it; each new name is synced into the folder that holds it.
-fn make_folder(path: &Path) -> io::Result<()> {
+fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
     }
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     if let Some(parent) = parent {
-        make_folder(parent)?;
+        make_folder(parent, mode)?;
     }
-    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+    match std::fs::DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
         Ok(()) => open_to_read(parent.unwrap_or(Path::new(".")))?.sync_all(),
@@ -175,10 +206,11 @@ fn open_to_read(path: &Path) -> io::Result<File> {
 
 impl Storage for FolderStorage {
     fn open(&self, path: &str) -> io::Result<Box<dyn StoredFile>> {
+        let mode = self.file_mode(path);
         let path = self.made_parent(path)?;
         refuse_special(&path)?;
         let mut options = OpenOptions::new();
-        options.create(true).truncate(false).read(true).write(true).mode(0o600);
+        options.create(true).truncate(false).read(true).write(true).mode(mode);
         let file = open(&options, &path)?;
         Ok(Box::new(SystemFile(file)))
     }
@@ -191,9 +223,10 @@ impl Storage for FolderStorage {
     }
 
     fn write(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
+        let mode = self.file_mode(path);
         let path = self.made_parent(path)?;
         refuse_special(&path)?;
-        let mut file = open(OpenOptions::new().create(true).truncate(true).write(true).mode(0o600), &path)?;
+        let mut file = open(OpenOptions::new().create(true).truncate(true).write(true).mode(mode), &path)?;
         file.write_all(bytes)?;
         file.sync_all()
     }
@@ -291,8 +324,37 @@ mod tests {
     }
 
     #[test]
+    fn a_group_that_may_read_reads_what_is_published_and_no_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("log");
+        let storage = FolderStorage::open(&root).unwrap().let_group_read().unwrap();
+        for path in [
+            "checkpoint.new",
+            "log.vkey.new",
+            "tile/0/000.p/1",
+            "tile/entries/000",
+            "keys/log.skey",
+            "slot",
+            "keys/tile/x",
+        ] {
+            storage.write(path, b"1").unwrap();
+        }
+        Storage::open(&storage, "traces/0").unwrap().write_at(0, b"1").unwrap();
+        Storage::open(&storage, "segments/0").unwrap().write_at(0, b"1").unwrap();
+        let group = |path: &str| root.join(path).metadata().unwrap().permissions().mode() & 0o077;
+        for path in ["checkpoint.new", "log.vkey.new", "tile/0/000.p/1", "tile/entries/000", "traces/0"] {
+            assert_eq!(group(path), 0o040, "{path}");
+        }
+        for path in ["", "tile", "tile/0", "tile/0/000.p", "tile/entries", "traces"] {
+            assert_eq!(group(path), 0o050, "{path}");
+        }
+        for path in ["keys", "keys/log.skey", "keys/tile/x", "slot", "segments", "segments/0", "lock"] {
+            assert_eq!(group(path), 0, "{path}");
+        }
+    }
+
+    #[test]
     fn files_are_for_their_owner_alone_and_reads_are_bounded() {
-        use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().unwrap();
         let storage = FolderStorage::open(&folder.path().join("new/log")).unwrap();
         storage.write("keys/secret", b"12345").unwrap();

@@ -90,6 +90,8 @@ pub(crate) enum Asked {
     Forked(u64),
     /// It has looked into the log and does not cosign what it found.
     Refused(String),
+    /// The checkpoint is too old for a proof: its partial tiles are gone.
+    NoProof(String),
     /// No cosignature, and no word about the log's history.
     Failed(String),
 }
@@ -109,7 +111,7 @@ pub(crate) fn ask(
         let proof = if old_size == 0 || old_size == checkpoint.size { Ok(Vec::new()) } else { prove(old_size) };
         let proof = match proof {
             Ok(proof) => proof,
-            Err(reason) => return Asked::Failed(format!("no proof could be made: {reason}")),
+            Err(reason) => return Asked::NoProof(format!("no proof could be made: {reason}")),
         };
         let body = AddCheckpoint { old_size, proof, checkpoint: note.to_owned() }.encode();
         let answer = match witness.transport.add_checkpoint(&body) {
@@ -184,7 +186,7 @@ pub(crate) fn check_at_start(
             Asked::Refused(reason) => {
                 tracing::error!(witness, reason, "an auditor does not cosign this log");
             }
-            Asked::Failed(reason) => {
+            Asked::NoProof(reason) | Asked::Failed(reason) => {
                 tracing::warn!(witness, reason, "a witness could not say whether this log is the newest");
             }
         }

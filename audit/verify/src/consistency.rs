@@ -20,6 +20,9 @@ pub struct ConsistencyReport {
 /// Why that was not shown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConsistencyRefusal {
+    /// What is held looks like an answer.
+    #[error("what you hold comes first and the gateway's answer second: the files are the other way round")]
+    Swapped,
     /// The older one is neither a checkpoint nor a receipt.
     #[error("the older one is not a receipt: {0}")]
     Receipt(ProofError),
@@ -40,11 +43,20 @@ pub enum ConsistencyRefusal {
         /// What is held.
         older: u64,
     },
-    /// The log's own key has signed two histories: keep both files.
+    /// The proof, which nobody signed, does not lead from the older checkpoint to the newer one.
     #[error(
-        "the log does not continue the older checkpoint ({0}): its key has signed two histories, and these two files prove it"
+        "the answer does not show that the log continues the older checkpoint ({0}): it was damaged on its way, or the log has \
+         another history now; ask again, and keep both files if it stays so"
     )]
-    Forked(TreeError),
+    Proof(TreeError),
+    /// The log's own key has signed two trees of one size.
+    #[error(
+        "the log's key has signed two trees of {size} entries: it has two histories, and these two files prove it to everybody"
+    )]
+    Forked {
+        /// The size.
+        size: u64,
+    },
     /// Too few witnesses.
     #[error(transparent)]
     Witness(#[from] WitnessRefusal),
@@ -55,11 +67,12 @@ impl ConsistencyRefusal {
     #[must_use]
     pub fn check(&self) -> &'static str {
         match self {
-            Self::Receipt(_) => "form",
+            Self::Receipt(_) | Self::Swapped => "form",
             Self::Older(_) | Self::Newer(_) => "signature",
             Self::Answer(_) => "answer",
             Self::Size { .. } => "size",
-            Self::Forked(_) => "consistency",
+            Self::Proof(_) => "consistency",
+            Self::Forked { .. } => "fork",
             Self::Witness(_) => "witnesses",
         }
     }
@@ -75,6 +88,9 @@ pub fn check_consistency(
     key: &VerifierKey,
     witnesses: Option<&Witnesses>,
 ) -> Result<ConsistencyReport, ConsistencyRefusal> {
+    if AddCheckpoint::parse(held).is_ok() {
+        return Err(ConsistencyRefusal::Swapped);
+    }
     let older = match Checkpoint::open(held, key) {
         Ok(checkpoint) => checkpoint,
         Err(error) => {
@@ -92,7 +108,10 @@ pub fn check_consistency(
     if answer.old_size != older.size {
         return Err(ConsistencyRefusal::Size { answered: answer.old_size, older: older.size });
     }
-    check_proof(&answer.proof, newer.size, newer.root, older.size, older.root).map_err(ConsistencyRefusal::Forked)?;
+    if newer.size == older.size && newer.root != older.root {
+        return Err(ConsistencyRefusal::Forked { size: older.size });
+    }
+    check_proof(&answer.proof, newer.size, newer.root, older.size, older.root).map_err(ConsistencyRefusal::Proof)?;
     let note = answer.checkpoint.as_bytes();
     let witnessed = witnesses.map(|witnesses| witnesses.check(&newer, note)).transpose()?.unwrap_or_default();
     Ok(ConsistencyReport { older, newer, witnessed })
@@ -131,6 +150,17 @@ mod tests {
         let (_, forked) = grown(true);
         let refusal = check_consistency(older.as_bytes(), forked.as_bytes(), &key, None).unwrap_err();
         assert_eq!(refusal.check(), "consistency", "{refusal}");
+        // A proof that was damaged on its way accuses nobody; two trees of one size do.
+        let [line] = answer.lines().skip(1).take(1).collect::<Vec<_>>()[..] else { panic!("no proof") };
+        let damaged = answer.replace(line, &Hash([9; 32]).to_string());
+        let refusal = check_consistency(older.as_bytes(), damaged.as_bytes(), &key, None).unwrap_err();
+        assert!(matches!(refusal, ConsistencyRefusal::Proof(_)), "{refusal}");
+        let sign = |root| Checkpoint { origin: "log.example".to_owned(), size: 2, root }.sign(&signer()).unwrap();
+        let other = AddCheckpoint { old_size: 2, proof: Vec::new(), checkpoint: sign(Hash([9; 32])) }.encode();
+        let refusal = check_consistency(older.as_bytes(), other.as_bytes(), &key, None).unwrap_err();
+        assert_eq!((refusal.check(), matches!(refusal, ConsistencyRefusal::Forked { size: 2 })), ("fork", true));
+        let swapped = check_consistency(answer.as_bytes(), older.as_bytes(), &key, None).unwrap_err();
+        assert_eq!(swapped, ConsistencyRefusal::Swapped);
     }
 
     #[test]

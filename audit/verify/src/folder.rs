@@ -294,9 +294,17 @@ impl LogFollower {
         let width = usize::try_from(size.saturating_sub(begin)).unwrap_or(TILE_WIDTH).min(TILE_WIDTH);
         let known = usize::try_from(self.edge.size() - begin).unwrap_or(TILE_WIDTH);
         let path = TilePath { level: None, number: begin / TILE_WIDTH as u64, width };
-        let bundle = read(&self.dir, &path.to_string(), width * (ENTRY_BYTES_MAX + 2))?;
-        let entries = parse_bundle(&bundle, width).map_err(|source| LogRefusal::Bundle { path, source })?;
-        for bytes in entries.into_iter().skip(known) {
+        let read_bundle = |path: TilePath| read(&self.dir, &path.to_string(), path.width * (ENTRY_BYTES_MAX + 2));
+        let (path, bundle) = match read_bundle(path) {
+            // A partial bundle goes when the whole one has been there for a while: it begins with the same entries.
+            Err(LogRefusal::File { source, .. }) if source.kind() == io::ErrorKind::NotFound && width < TILE_WIDTH => {
+                let whole = TilePath { width: TILE_WIDTH, ..path };
+                (whole, read_bundle(whole)?)
+            }
+            bundle => (path, bundle?),
+        };
+        let entries = parse_bundle(&bundle, path.width).map_err(|source| LogRefusal::Bundle { path, source })?;
+        for bytes in entries.into_iter().take(width).skip(known) {
             let (index, leaf) = (self.edge.size(), leaf_hash(bytes));
             for tile in self.edge.push(leaf) {
                 let path = TilePath { level: Some(tile.level), number: tile.number, width: TILE_WIDTH };

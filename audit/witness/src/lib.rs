@@ -12,4 +12,4 @@ mod witness;
 
 pub use serve::{Limits, serve, serve_until_signal};
 pub use store::{StoreError, make_key};
-pub use witness::{Answer, Examine, LOGS_MAX, OpenWitnessError, Witness};
+pub use witness::{Answer, Examine, Examined, LOGS_MAX, OpenWitnessError, Witness};

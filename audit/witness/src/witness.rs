@@ -35,8 +35,17 @@ pub trait Examine: Send + Sync {
     /// Looks at everything below this checkpoint. Blocks.
     ///
     /// # Errors
-    /// Why it must not be cosigned, for the log's operator.
-    fn examine(&self, checkpoint: &Checkpoint) -> Result<(), String>;
+    /// [`Examined`].
+    fn examine(&self, checkpoint: &Checkpoint) -> Result<(), Examined>;
+}
+
+/// Why a checkpoint is not cosigned, for the log's operator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Examined {
+    /// It must not be.
+    Refused(String),
+    /// It could not be looked at now.
+    Unable(String),
 }
 
 struct Seen {
@@ -190,8 +199,17 @@ impl Witness {
         if let Some(examiner) = &log.examiner
             && let Err(reason) = examiner.examine(&checkpoint)
         {
-            tracing::error!(origin = checkpoint.origin, size = checkpoint.size, reason, "not cosigned");
-            return Answer::Refused(reason);
+            let (origin, size) = (&checkpoint.origin, checkpoint.size);
+            return match reason {
+                Examined::Refused(reason) => {
+                    tracing::error!(origin, size, reason, "not cosigned");
+                    Answer::Refused(reason)
+                }
+                Examined::Unable(reason) => {
+                    tracing::warn!(origin, size, reason, "not cosigned now");
+                    Answer::Failed
+                }
+            };
         }
 
         // "The witness MUST persist the new checkpoint before responding." What is kept is what was signed, with the two

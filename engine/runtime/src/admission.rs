@@ -46,7 +46,7 @@ impl Stepper {
 
     /// Fills the slots.
     pub(crate) fn admit(&mut self, machine: &mut Machine<impl Compute>, queue: &mut Queue) {
-        self.expire();
+        self.expire(queue);
         self.forget_the_cancelled(machine);
         self.take_in(machine, queue);
         if self.scheduler.waiting() > 0 {
@@ -92,12 +92,13 @@ impl Stepper {
         }
     }
 
-    /// Whoever waited for too long for its first slot is told so.
-    fn expire(&mut self) {
+    /// Whoever waited for too long for its first slot is told so, and to come back after those who were told before it.
+    fn expire(&mut self, queue: &mut Queue) {
         let wait_max = Duration::from_millis(self.config.queue_wait_max_ms as u64);
         let expired = |request: &&Running| request.restarts == 0 && self.now.saturating_sub(request.came) > wait_max;
         for request in self.waiting.iter().filter(expired) {
-            request.deliver_error(StepError::Expired { retry_after_ms: self.load().retry_after_ms(0) });
+            let before = queue.send_away(request.label);
+            request.deliver_error(StepError::Expired { retry_after_ms: self.load().retry_after_ms(before) });
         }
     }
 

@@ -18,8 +18,28 @@ pub(crate) struct Queue {
     pub(crate) costs: CostModel,
     /// Requests that were queued so far.
     arrivals: u64,
-    /// Requests that were refused since one was taken.
-    refused: u32,
+    /// Of each tenant, clients that were told to come back and did not get in since: what one tenant is told depends on none of
+    /// another's.
+    sent_away: HashMap<Label, u32>,
+}
+
+impl Queue {
+    /// One more client of this tenant is told to come back. How many of its clients come back before it.
+    pub(crate) fn send_away(&mut self, tenant: Label) -> u32 {
+        let before = self.sent_away.entry(tenant).or_default();
+        *before = before.saturating_add(1);
+        *before - 1
+    }
+
+    /// One of this tenant's clients got in.
+    fn let_in(&mut self, tenant: Label) {
+        if let Some(left) = self.sent_away.get_mut(&tenant) {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                self.sent_away.remove(&tenant);
+            }
+        }
+    }
 }
 
 /// How requests come in. Shared by the engine's handle, its thread and every [`crate::Steps`].
@@ -60,7 +80,7 @@ impl Inbox {
             inside: HashMap::new(),
             costs: CostModel::new(Costs::GUESS),
             arrivals: 0,
-            refused: 0,
+            sent_away: HashMap::new(),
         };
         Self {
             queue: Mutex::new(queue),
@@ -82,13 +102,13 @@ impl Inbox {
             // Those who left while they waited hold no place.
             queue.came.retain(|request| !request.cancelled());
             if self.check(&queue, request.label).is_err() {
-                queue.refused = queue.refused.saturating_add(1);
+                queue.send_away(request.label);
                 return Err(Refused::Full(full));
             }
         }
         request.arrival = queue.arrivals;
         queue.arrivals += 1;
-        queue.refused = 0;
+        queue.let_in(request.label);
         queue.came.push_back(request);
         drop(queue);
         self.woken.notify_one();
@@ -96,7 +116,7 @@ impl Inbox {
     }
 
     fn check(&self, queue: &Queue, label: Label) -> Result<(), Full> {
-        let Queue { came, inside, costs, refused, .. } = queue;
+        let Queue { came, inside, costs, sent_away, .. } = queue;
         let load = |request: &Running| Load { running: 0, waiting: 1, work_ns: work_ns(costs, request) };
         let came = came.iter().map(|request| (request.label, load(request)));
         let (mut own, mut all) = (Load::default(), Load::default());
@@ -104,7 +124,7 @@ impl Inbox {
             all = all.and(load);
             own = if tenant == label { own.and(load) } else { own };
         }
-        self.bounds.check(label, own, all, *refused)
+        self.bounds.check(label, own, all, sent_away.get(&label).copied().unwrap_or(0))
     }
 
     /// Requests that have no slot.

@@ -65,6 +65,8 @@ pub struct Config {
     pub witnesses: WitnessSettings,
     /// The program that signs for the log, and its arguments; empty when the key is in the log's folder.
     pub signer: Vec<String>,
+    /// Whether the log's group may read what is published of it.
+    pub group_may_read: bool,
     /// What the log's index is kept in.
     pub index: IndexKind,
     /// A digest is made of what every answer is sampled from; else of those of tenants whose answers are computed again.
@@ -258,6 +260,7 @@ impl Config {
             operators: Vec::new(),
             witnesses: WitnessSettings::default(),
             signer: Vec::new(),
+            group_may_read: false,
             // A log grows for half a year; what grows with it belongs on the disk.
             index: IndexKind::Sled,
             replay_digest: false,
@@ -359,6 +362,7 @@ impl Config {
                 _ => None,
             });
             audit.switch("replay_digest", &mut config.replay_digest);
+            audit.switch("group_may_read", &mut config.group_may_read);
         });
         settings.inside("scheduler", |scheduler| config.agreements = agreement::read_all(scheduler, &config.tenants));
         if let Err(error) = config.tenancy() {

@@ -287,7 +287,8 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
     };
     let signer = if config.signer.is_empty() { SignerPlace::File } else { SignerPlace::Command(config.signer.clone()) };
     let witnesses = witnesses::policy(&config.witnesses);
-    let audit = AuditLog::open(AuditConfig { handover, signer, witnesses, index, ..audit })?;
+    let group_may_read = config.group_may_read;
+    let audit = AuditLog::open(AuditConfig { handover, group_may_read, signer, witnesses, index, ..audit })?;
     let metrics = Metrics::start(&engine, &audit, &keys.principals())?;
     let replays = start_replays(&config, &keys, &engine, &audit, &metrics)?;
     if config.metrics == MetricsReaders::Everyone {

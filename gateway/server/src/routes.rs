@@ -233,8 +233,10 @@ async fn receipt(principal: Principal, id: &str, on: &Arc<Services>) -> Result<A
 /// That the log has only grown since it had `from` entries, for whoever holds a checkpoint of that size.
 async fn consistency(http: &Exchange, on: &Arc<Services>) -> Result<Answer, RequestError> {
     authenticate(http, on)?;
-    let from = http.query().and_then(|query| query.strip_prefix("from=")).and_then(|size| size.parse().ok());
-    let from: u64 = from.ok_or(RequestError::ConsistencyFrom)?;
+    let from = http.query().and_then(|query| query.strip_prefix("from="));
+    // Its one decimal form, as in a checkpoint.
+    let size = |digits: &str| digits.parse().ok().filter(|size: &u64| size.to_string() == digits);
+    let from = from.and_then(size).ok_or(RequestError::ConsistencyFrom)?;
     let audit = on.audit.clone();
     let proved = tokio::task::spawn_blocking(move || audit.consistency(from)).await;
     let proof = proved.map_err(|_| RequestError::Internal)??;

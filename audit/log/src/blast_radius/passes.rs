@@ -216,6 +216,7 @@ impl<'a> Scan<'a> {
             checkpoint: self.checkpoint.clone(),
             rows_left_out: self.rows_count - self.rows.len() as u64,
             rows: self.rows,
+            suspects_count: self.suspects.all().count() as u64,
             direct_count: self.direct_count,
             tenants: self.tenants.into_iter().collect(),
             lives: self.readers.into_shared(&self.query.suspect),

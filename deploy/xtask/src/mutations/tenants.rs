@@ -75,4 +75,12 @@ pub(super) const TENANTS: &[Mutation] = &[
         packages: &["gateway-server"],
         tests: "test(what_waits_for_its_period_is_bounded_and_the_rest_stays_with_the_engine)",
     },
+    Mutation {
+        name: "tenants: what one is told to wait depends on none of another's refusals",
+        file: "engine/runtime/src/inbox.rs",
+        find: "sent_away.get(&label).copied().unwrap_or(0)",
+        replace: "sent_away.values().sum()",
+        packages: &["engine-runtime", "rig"],
+        tests: "test(each_who_is_sent_away_is_told_to_wait_longer_than_the_one_before)",
+    },
 ];

@@ -223,7 +223,7 @@ pub(super) const WITNESSES: &[Mutation] = &[
     Mutation {
         name: "verify: a log continues what was held",
         file: "audit/verify/src/consistency.rs",
-        find: "check_proof(&answer.proof, newer.size, newer.root, older.size, older.root).map_err(ConsistencyRefusal::Forked)?;",
+        find: "check_proof(&answer.proof, newer.size, newer.root, older.size, older.root).map_err(ConsistencyRefusal::Proof)?;",
         replace: "",
         packages: &["audit-verify"],
         tests: "test(a_log_that_has_grown_is_told_from_one_that_forked)",

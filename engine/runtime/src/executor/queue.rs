@@ -100,9 +100,35 @@ fn each_who_is_sent_away_is_told_to_wait_longer_than_the_one_before() {
         }
     }
     assert!(waits.is_sorted() && waits[0] < waits[199] && waits[199] <= 60_000, "{waits:?}");
-    // Whoever leaves makes room at once, before the engine looks.
+    // Another tenant is told what it would have been told without them: it is the second of its own.
+    let told = |refused: Result<Steps, SubmitError>| match refused {
+        Err(SubmitError::Full { retry_after_ms } | SubmitError::TenantFull { retry_after_ms }) => retry_after_ms,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("there is no place"),
+    };
+    assert_eq!(told(next(&mut executor, 2)), waits[0], "the first of its own");
+    // Whoever leaves makes room at once, before the engine looks; one who got in is not all who were told to come back.
     drop(all.pop());
-    assert!(next(&mut executor, 3).is_ok());
+    all.push(next(&mut executor, 3).unwrap());
+    assert!(told(next(&mut executor, 3)) > waits[0]);
+}
+
+#[test]
+fn those_whose_time_is_up_together_do_not_meet_again() {
+    let mut executor = executor(EngineConfig { sequences_max: 1, queue_wait_max_ms: 1000, ..CONFIG });
+    let mut all: Vec<Steps> = (1..7).map(|request| submit(&mut executor, request, 1, 300, 100).unwrap()).collect();
+    let mut other = submit(&mut executor, 9, 2, 300, 100).unwrap();
+    assert!(executor.step());
+    executor.pass(Duration::from_millis(1001));
+    assert!(executor.step());
+    let mut told = |steps: &mut Steps| match read(steps, &mut String::new()) {
+        Some(StepError::Expired { retry_after_ms }) => Some(retry_after_ms),
+        _ => None,
+    };
+    let waits: Vec<u64> = all.iter_mut().filter_map(&mut told).collect();
+    assert!(waits.len() == 5 && waits.is_sorted() && waits[0] < waits[4], "{waits:?}");
+    // Of another tenant, the first.
+    assert_eq!(told(&mut other), Some(waits[0]));
 }
 
 fn exclusive() -> Tenancy {

@@ -8,7 +8,7 @@ use crate::cli::{note, say};
 use anyhow::{Context, Result, bail};
 use audit_log::{
     BlastRadius, BlastRadiusQuery, HOPS_MAX, LISTED_MAX, Listed, PageClass, SHOWN_MAX, Suspect, TenantNames, TenantRef,
-    Touched, blast_radius,
+    Touched, Unknown, blast_radius,
 };
 use clap::{ArgGroup, Args};
 use gateway_server::Gateway;
@@ -105,12 +105,26 @@ pub(crate) fn run(arguments: &BlastRadiusArguments) -> Result<()> {
     });
     bar.finish_and_clear();
     let answer = answer.with_context(|| format!("the log in `{}` gives no answer", dir.display()))?;
+    is_known(&query.suspect, &answer)?;
     let text = if arguments.json {
         to_json(&answer, &query, names.as_ref()).to_string()
     } else {
         table(&answer, &query, names.as_ref())
     };
     Ok(say(text.trim_end())?)
+}
+
+/// Whoever asks about something that the log has nothing of is not to read that nothing was touched.
+fn is_known(suspect: &Suspect, answer: &BlastRadius) -> Result<()> {
+    if answer.suspects_count > 0 {
+        return Ok(());
+    }
+    match suspect {
+        Suspect::Tenant(_) => bail!("the log has no request of that tenant"),
+        Suspect::Build(_) => bail!("the log has no request that was served by that build"),
+        Suspect::Request(_) => bail!("the log has no such request"),
+        Suspect::Page { .. } | Suspect::Time { .. } => Ok(()),
+    }
 }
 
 /// Half a gigabyte of entries: whoever sees no bar is told what takes so long.
@@ -223,9 +237,12 @@ fn table(answer: &BlastRadius, query: &BlastRadiusQuery, names: Option<&TenantNa
     let mut text = String::new();
     let total = answer.rows.len() as u64 + answer.rows_left_out;
     let (tenants, direct) = (answer.tenants.len(), answer.direct_count);
+    let Unknown { crashed, trace_gone, trace_changed, .. } = &answer.unknown;
+    // What cannot be judged may have been touched, too.
+    let least = if crashed.count + trace_gone.count + trace_changed.count > 0 { "at least " } else { "" };
     let _ = writeln!(
         text,
-        "{total} responses of {tenants} tenants could have been touched: {direct} suspect themselves, {} through pages",
+        "{least}{total} responses of {tenants} tenants could have been touched: {direct} suspect themselves, {} through pages",
         total - direct
     );
     let _ = writeln!(
