@@ -2,19 +2,25 @@
 //! them, what each side is told, and what was touched. The leak is planted; the log is checked offline.
 
 use anyhow::{Context, Result, ensure};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use e2e::{Client, Response, binary, chat, model_path, run};
 use engine_model::Model;
 use engine_runtime::{Engine, EngineConfig, Fault, Split, Tenancy};
 use gateway_auth::{ApiKey, KeySecret, TenantKey};
-use gateway_server::{Config, Gateway};
+use gateway_server::{Config, Gateway, WebhookPlace};
+use hmac::{Hmac, Mac as _};
 use policies_domain::{ModelName, TenantId, TenantName};
 use serde_json::{Value, json};
-use std::net::SocketAddr;
+use sha2::Sha256;
+use std::collections::HashMap;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
+use url::Url;
 
 const MODEL: &str = "smol";
 
@@ -34,8 +40,12 @@ fn key_of(name: &str, key: &ApiKey, secret: &KeySecret) -> Result<TenantKey> {
     Ok(TenantKey { tenant: TenantName::parse(name)?, hash: secret.hash(key) })
 }
 
-async fn start() -> Result<World> {
-    let data_dir = tempfile::tempdir()?;
+/// With these receivers of events.
+async fn start(webhooks: Vec<WebhookPlace>) -> Result<World> {
+    start_in(tempfile::tempdir()?, webhooks).await
+}
+
+async fn start_in(data_dir: TempDir, webhooks: Vec<WebhookPlace>) -> Result<World> {
     let secret = Gateway::key_secret(data_dir.path())?;
     let keys = [ApiKey::mint()?, ApiKey::mint()?, ApiKey::mint()?, ApiKey::mint()?];
     let mut config = Config::new(data_dir.path(), model_path()?);
@@ -44,6 +54,7 @@ async fn start() -> Result<World> {
     config.engine = EngineConfig { threads: 2, pages: 256, split: Split::Off, ..EngineConfig::default() };
     config.tenants = vec![key_of("acme", &keys[0], &secret)?, key_of("globex", &keys[1], &secret)?];
     config.operators = vec![key_of("ada", &keys[2], &secret)?, key_of("ben", &keys[3], &secret)?];
+    config.webhooks = webhooks;
     let model = Arc::new(Model::load(&config.model, 2)?);
     let engine = Engine::start_declaring(model, config.engine, Tenancy::default(), None, &[])?;
     let gateway = Gateway::start(config, engine.clone()).await?;
@@ -178,7 +189,7 @@ fn the_program_says_so(address: SocketAddr, key: &str, log: &PathBuf, id: &str) 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_incident_has_a_life_that_two_persons_end() -> Result<()> {
-    let world = Arc::new(start().await?);
+    let world = Arc::new(start(Vec::new()).await?);
     leak(&world).await?;
     let w = world.clone();
     blocking(move || {
@@ -188,9 +199,93 @@ async fn an_incident_has_a_life_that_two_persons_end() -> Result<()> {
         the_program_says_so(w.gateway.address(), &w.ada_key, &log, &id)
     })
     .await?;
+    let data_dir = end(world).await?;
+    run(Command::new(binary("bulkhead-verify")?).arg("log").arg(data_dir.path().join("log")).arg("--json"))?;
+    Ok(())
+}
+
+async fn end(world: Arc<World>) -> Result<TempDir> {
     let World { gateway, engine, data_dir, .. } = Arc::into_inner(world).context("the world is still in use")?;
     drop(engine);
     ensure!(gateway.drain(Duration::from_secs(30)).await, "the gateway did not drain");
-    run(Command::new(binary("bulkhead-verify")?).arg("log").arg(data_dir.path().join("log")).arg("--json"))?;
+    Ok(data_dir)
+}
+
+/// The secret of the specification's examples.
+const SECRET: &str = "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+/// How long an event may take, with the pauses between the attempts.
+const ARRIVES: Duration = Duration::from_secs(30);
+
+/// One delivery as it came.
+struct Delivery {
+    id: String,
+    event: Value,
+}
+
+/// Takes one delivery, checks its signature, and answers.
+fn take(listener: &TcpListener, answer: u16) -> Result<Delivery> {
+    let (stream, _) = listener.accept()?;
+    stream.set_read_timeout(Some(ARRIVES))?;
+    let mut reader = BufReader::new(stream);
+    let mut headers = HashMap::new();
+    for line in reader.by_ref().lines() {
+        let line = line?;
+        if line.is_empty() {
+            break;
+        }
+        if let Some((name, value)) = line.split_once(": ") {
+            headers.insert(name.to_ascii_lowercase(), value.to_owned());
+        }
+    }
+    let header = |name: &str| headers.get(name).cloned().with_context(|| format!("no {name}"));
+    let mut body = vec![0; header("content-length")?.parse()?];
+    reader.read_exact(&mut body)?;
+    write!(reader.get_mut(), "HTTP/1.1 {answer} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")?;
+    let (id, time) = (header("webhook-id")?, header("webhook-timestamp")?);
+    let mut mac = Hmac::<Sha256>::new_from_slice(&BASE64_STANDARD.decode(SECRET)?)?;
+    mac.update(format!("{id}.{time}.").as_bytes());
+    mac.update(&body);
+    let wanted = format!("v1,{}", BASE64_STANDARD.encode(mac.finalize().into_bytes()));
+    ensure!(header("webhook-signature")? == wanted, "another signature");
+    ensure!(header("content-type")?.starts_with("application/cloudevents+json"), "{headers:?}");
+    Ok(Delivery { id, event: serde_json::from_slice(&body)? })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_was_away_is_told_everything_in_order() -> Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let folder = tempfile::tempdir()?;
+    let secret_file = folder.path().join("secret");
+    std::fs::write(&secret_file, format!("whsec_{SECRET}\n"))?;
+    let url = Url::parse(&format!("http://{address}/hook?token=unseen"))?;
+    let webhooks = vec![WebhookPlace { url, secret_file }];
+    let world = Arc::new(start(webhooks.clone()).await?);
+    leak(&world).await?;
+    // It is ill at first, the same event comes again; then it is away, and the gateway too.
+    let (first, again) = blocking(move || Ok((take(&listener, 503)?, take(&listener, 200)?))).await?;
+    ensure!(first.id == again.id && first.event == again.event, "{} {}", first.event, again.event);
+    ensure!(again.event["type"] == "bulkhead.incident.detected" && again.event["data"]["class"] == "foreign_page");
+    let data_dir = end(world).await?;
+    let listener = Arc::new(TcpListener::bind(address)?);
+    let world = Arc::new(start_in(data_dir, webhooks).await?);
+    let l = listener.clone();
+    let second = blocking(move || take(&l, 200)).await?;
+    ensure!(second.event["type"] == "bulkhead.incident.contained", "{}", second.event);
+    ensure!(second.event["subject"] == first.event["subject"] && second.id != first.id, "{}", second.event);
+    let (w, id) = (world.clone(), first.event["subject"].as_str().context("no subject")?.to_owned());
+    let third = blocking(move || {
+        expect(&w.ada.post(&format!("/v1/operator/incidents/{id}"), &json!({"state": "triaged"}))?, 201, "triaged")?;
+        take(&listener, 200)
+    })
+    .await?;
+    ensure!(third.event["type"] == "bulkhead.incident.triaged", "{}", third.event);
+    let person = third.event["data"]["moves"][1]["actor"].as_str().context("nobody did it")?.to_owned();
+    ensure!(person.len() == 32 && person != "ada", "a person's name went out: {}", third.event);
+    for event in [first.event, second.event, third.event] {
+        let text = event.to_string();
+        ensure!(!text.contains("acme") && !text.contains("globex") && !text.contains("8841"), "{text}");
+    }
+    end(world).await?;
     Ok(())
 }

@@ -177,6 +177,17 @@ impl IncidentReport {
     }
 }
 
+/// An entry about an incident.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IncidentEntry {
+    /// Its index.
+    pub index: u64,
+    /// Its leaf hash.
+    pub leaf: Digest,
+    /// Which incident.
+    pub incident: IncidentId,
+}
+
 /// On which side of an incident a tenant is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IncidentSide {
@@ -216,6 +227,23 @@ impl AuditLog {
     #[must_use]
     pub fn incident_stage(&self, incident: IncidentId) -> Option<IncidentStage> {
         lock(&self.shared.incidents).life(&incident.0).map(|life| life.stage)
+    }
+
+    /// Durable entries about incidents from this index on, in order, `entries_max` at most. Reads no file.
+    #[must_use]
+    pub fn incident_entries_from(&self, first: u64, entries_max: usize) -> Vec<IncidentEntry> {
+        let incidents = lock(&self.shared.incidents);
+        let mut found: Vec<IncidentEntry> = incidents
+            .known
+            .iter()
+            .flat_map(|(id, known)| known.entries.iter().map(|entry| (IncidentId(*id), *entry)))
+            .filter(|(_, (index, _))| *index >= first)
+            .map(|(incident, (index, leaf))| IncidentEntry { index, leaf, incident })
+            .collect();
+        drop(incidents);
+        found.sort_unstable_by_key(|entry| entry.index);
+        found.truncate(entries_max);
+        found
     }
 
     /// The newest incidents, [`REPORTED_MAX`] at most, the oldest of them first; how many there are in all. Reads files.

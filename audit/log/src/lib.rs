@@ -53,7 +53,7 @@ pub use clock::{Clock, SystemClock};
 pub use config::{AuditConfig, OPEN_REQUESTS_MAX, QUEUE_MAX};
 pub use consistency::ConsistencyError;
 pub use fault::{LogFault, OpenLogError};
-pub use incidents::{IncidentMove, IncidentReport, IncidentSide, MovedAt, REPORTED_MAX};
+pub use incidents::{IncidentEntry, IncidentMove, IncidentReport, IncidentSide, MovedAt, REPORTED_MAX};
 pub use index::{IndexHealth, IndexStore, LookupError, PageReaders};
 pub use keys::TenantNames;
 pub use log::{AppendError, AuditLog, IncidentId, LogHealth, Recorded, RequestFacts};

@@ -1,6 +1,7 @@
 //! `bench`: speed against other engines and against the machine, written to `tests/results` and told in
 //! `docs/performance.md`. Minutes on a quiet machine; nothing of it runs in CI.
 
+mod audit;
 mod checks;
 mod handoff;
 mod note;
@@ -75,6 +76,15 @@ pub(crate) enum Bench {
     },
     /// The scheduler's own code with thousands of tenants, under an engine that is made up
     SchedulerSimulation,
+    /// What the audit log takes and what an answer pays for it; some minutes
+    Audit {
+        /// Counted repetitions of each measurement
+        #[arg(long, default_value_t = 5)]
+        repetitions: u16,
+        /// Only these parts; of the others the result keeps what was measured before
+        #[arg(long, value_delimiter = ',')]
+        parts: Vec<String>,
+    },
     /// The audit for side channels against a gateway of its own: two minutes, and five for each 64 tokens of all prefixes
     Sidechannel {
         /// Lengths of the shared prefixes
@@ -103,6 +113,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
             &scheduler::Options { repetitions: *repetitions, seconds: *seconds, parts, json: *json },
         )?,
         Bench::SchedulerSimulation => simulation::run(root)?,
+        Bench::Audit { repetitions, parts } => audit::run(root, *repetitions, parts)?,
         // Says nothing of speed.
         Bench::Sidechannel { prefix_tokens, samples, seed } => {
             return sidechannel::run(root, prefix_tokens, *samples, *seed);

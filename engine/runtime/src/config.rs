@@ -148,11 +148,16 @@ pub struct EngineBounds {
     pub queue_wait_max_ms: usize,
 }
 
+/// From 1 to this, in words.
+fn range(value_max: usize) -> String {
+    if value_max == 1 { "1".to_owned() } else { format!("between 1 and {value_max}") }
+}
+
 /// Why an engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartEngineError {
     /// A size is zero or beyond what the machine's integers hold.
-    #[error("engine setting `{name}` is {value}, it must be between 1 and {value_max}")]
+    #[error("engine setting `{name}` is {value}, it must be {}", range(*value_max))]
     Setting {
         /// The field of [`EngineConfig`].
         name: &'static str,
@@ -334,6 +339,8 @@ mod tests {
         assert!(EngineConfig::default().check(8).is_ok());
         let error = EngineConfig { pages: 0, ..EngineConfig::default() }.check(8).unwrap_err();
         assert_eq!(error.to_string(), "engine setting `pages` is 0, it must be between 1 and 4194304");
+        let one_thread = EngineConfig { threads: 1, decode_threads: Some(2), ..EngineConfig::default() };
+        assert_eq!(one_thread.check(8).unwrap_err().to_string(), "engine setting `decode_threads` is 2, it must be 1");
         assert!(EngineConfig { threads: 5000, ..EngineConfig::default() }.check(8).is_err());
         let error = EngineConfig { context_tokens_max: Some(0), ..EngineConfig::default() }.check(8).unwrap_err();
         assert_eq!(error.to_string(), "engine setting `context_tokens_max` is 0, it must be between 1 and 8");

@@ -212,6 +212,24 @@ enum BenchCommand {
         #[arg(long, value_enum, value_delimiter = ',')]
         parts: Vec<bench::tenants::Part>,
     },
+    /// What the audit log can take, what its proofs cost, and what an answer pays for both; prints JSON
+    Audit {
+        /// A GGUF file instead of the default model
+        #[arg(long)]
+        model: Option<PathBuf>,
+        /// Compute threads; as many as there are cores when not given
+        #[arg(long, value_parser = clap::value_parser!(u16).range(1..=EngineConfig::LARGEST.threads as i64))]
+        threads: Option<u16>,
+        /// Counted repetitions of each measurement
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+        repetitions: u16,
+        /// A folder on the disk that is to be measured; logs are made in it and removed again
+        #[arg(long, default_value = ".")]
+        folder: PathBuf,
+        /// Only these parts
+        #[arg(long, value_enum, value_delimiter = ',')]
+        parts: Vec<bench::audited::Part>,
+    },
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -333,6 +351,16 @@ pub(crate) fn run() -> Result<()> {
                 parts,
             };
             Ok(say(block_on(bench::tenants::measure(&options))?)?)
+        }
+        Command::Bench(BenchCommand::Audit { model, threads, repetitions, folder, parts }) => {
+            let options = bench::audited::Options {
+                model: Box::new(|| model.map_or_else(default_model, Ok)),
+                threads: threads.map_or_else(machine::cores, usize::from).min(EngineConfig::LARGEST.threads),
+                repetitions: repetitions.into(),
+                folder,
+                parts,
+            };
+            Ok(say(block_on(bench::audited::measure(options))?)?)
         }
         Command::Key(KeyCommand::New { tenant, config, data_dir, operator }) => {
             let new = key::new(&tenant, config.as_deref(), data_dir.as_deref(), operator)?;

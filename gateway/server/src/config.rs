@@ -2,9 +2,11 @@
 
 mod agreement;
 mod public_prefix;
+mod webhooks;
 mod witnesses;
 
 pub use agreement::{Agreement, ReplayTerms, StreamShape};
+pub use webhooks::WebhookPlace;
 pub use witnesses::{WitnessPlace, WitnessSettings};
 
 use crate::bounded_file;
@@ -63,6 +65,8 @@ pub struct Config {
     pub operators: Vec<TenantKey>,
     /// Who cosigns the audit log's checkpoints.
     pub witnesses: WitnessSettings,
+    /// Who is told of incidents.
+    pub webhooks: Vec<WebhookPlace>,
     /// The program that signs for the log, and its arguments; empty when the key is in the log's folder.
     pub signer: Vec<String>,
     /// Whether the log's group may read what is published of it.
@@ -254,6 +258,7 @@ impl Config {
             engine: EngineConfig::default(),
             worker: None,
             public_prefixes: Vec::new(),
+            webhooks: Vec::new(),
             limits: Limits::default(),
             metrics: MetricsReaders::Loopback,
             probes: BTreeSet::new(),
@@ -352,6 +357,7 @@ impl Config {
         settings.inside("limits", |limits| read_limits(limits, &mut config.limits));
         config.tenants = read_keys(&mut settings, "tenants");
         config.operators = read_keys(&mut settings, "operators");
+        config.webhooks = webhooks::read_all(&mut settings);
         settings.inside("audit", |audit| {
             config.probes = read_probes(audit, &config.tenants);
             config.witnesses = witnesses::read(audit);
@@ -364,7 +370,9 @@ impl Config {
             audit.switch("replay_digest", &mut config.replay_digest);
             audit.switch("group_may_read", &mut config.group_may_read);
         });
-        settings.inside("scheduler", |scheduler| config.agreements = agreement::read_all(scheduler, &config.tenants));
+        settings.inside("scheduler", |scheduler| {
+            config.agreements = agreement::read_all(scheduler, &config.tenants, config.engine.queue_max);
+        });
         if let Err(error) = config.tenancy() {
             settings.mistake("scheduler.tenants", format!("cannot be kept: {error}"));
         }

@@ -12,6 +12,7 @@ use crate::replays::{ReplaySettings, Replays};
 use crate::respond::RequestError;
 use crate::tls::{self, LoadTlsError};
 use crate::turns::{Turns, WAITING_MAX};
+use crate::webhooks::{StartWebhookError, Webhooks};
 use crate::witnesses;
 use audit_log::{AuditConfig, AuditLog, Handover, IndexHealth, IndexStore, OpenLogError, SignerPlace};
 use engine_runtime::{Engine, Replayer, Split, StartEngineError};
@@ -43,6 +44,7 @@ pub(crate) struct Services {
     /// Whether connections are encrypted.
     pub(crate) tls: bool,
     pub(crate) replays: Replays,
+    pub(crate) webhooks: Webhooks,
     pub(crate) metrics: Metrics,
     pub(crate) metrics_readers: MetricsReaders,
     pub(crate) limits: Limits,
@@ -137,6 +139,9 @@ pub enum StartError {
     /// The part of the engine that computes answers again.
     #[error("answers cannot be computed again: {0}")]
     Replayer(#[from] StartEngineError),
+    /// Whoever is to be told of incidents.
+    #[error(transparent)]
+    Webhook(#[from] StartWebhookError),
     /// The system gave no thread.
     #[error("the system gave no thread: {source}")]
     Thread {
@@ -237,6 +242,7 @@ impl Gateway {
         let close = move || {
             // Before the log: what is not done is written down.
             services.replays.stop();
+            services.webhooks.stop();
             services.audit.shutdown();
         };
         let closed = tokio::task::spawn_blocking(close).await.is_ok();
@@ -291,6 +297,7 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
     let audit = AuditLog::open(AuditConfig { handover, group_may_read, signer, witnesses, index, ..audit })?;
     let metrics = Metrics::start(&engine, &audit, &keys.principals())?;
     let replays = start_replays(&config, &keys, &engine, &audit, &metrics)?;
+    let webhooks = Webhooks::start(&config.webhooks, &config.data_dir, &config.origin, &audit, metrics.webhooks())?;
     if config.metrics == MetricsReaders::Everyone {
         tracing::warn!("everyone who reaches the listener may read the tenants' names and usage under /metrics");
     }
@@ -325,6 +332,7 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         operators: Operators::new(operators),
         tls: config.tls.is_some(),
         replays,
+        webhooks,
         metrics,
         metrics_readers: config.metrics,
         limits: config.limits,

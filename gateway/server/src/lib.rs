@@ -27,17 +27,19 @@ mod serve;
 mod shape;
 mod tls;
 mod turns;
+mod webhooks;
 mod witnesses;
 
 pub use chat_renderer::{RenderProcesses, render_chat};
 pub use config::{
     Agreement, Config, ConfigError, IndexKind, Limits, MetricsReaders, Mistake, ParseConfigError, ReplayTerms,
-    StreamShape, WeightsCache, WitnessPlace, WitnessSettings, WorkerPlace,
+    StreamShape, WebhookPlace, WeightsCache, WitnessPlace, WitnessSettings, WorkerPlace,
 };
 pub use exchange::ConnectionLimits;
 pub use gateway::{Gateway, StartError};
 pub use metrics::StartMetricsError;
 pub use tls::{LoadTlsError, TlsFiles};
+pub use webhooks::StartWebhookError;
 
 /// What a route says of a request's body, for the fuzz targets: nothing is computed.
 ///

@@ -6,7 +6,7 @@ use crate::respond::RequestError;
 use audit_log::{AuditLog, ReplayOutcome};
 use engine_runtime::{Engine, StepError, SubmitError, Usage};
 use opentelemetry::KeyValue;
-use opentelemetry::metrics::{Counter, Histogram, Meter, MeterProvider as _};
+use opentelemetry::metrics::{Counter, Gauge, Histogram, Meter, MeterProvider as _};
 use opentelemetry_sdk::metrics::SdkMeterProvider;
 use policies_domain::{Principal, TenantName};
 use prometheus::{Encoder, Registry, TextEncoder};
@@ -39,6 +39,26 @@ pub(crate) struct Metrics {
     incidents: Counter<u64>,
     replays: Counter<u64>,
     replay_seconds: Counter<f64>,
+    webhooks: WebhookMetrics,
+}
+
+/// What webhooks count, by the receiver's host.
+#[derive(Clone)]
+pub(crate) struct WebhookMetrics {
+    deliveries: Counter<u64>,
+    waiting: Gauge<u64>,
+}
+
+impl WebhookMetrics {
+    pub(crate) fn delivered(&self, webhook: &str, arrived: bool) {
+        let outcome = if arrived { "delivered" } else { "failed" };
+        let webhook = KeyValue::new("webhook", webhook.to_owned());
+        self.deliveries.add(1, &[webhook, KeyValue::new("outcome", outcome)]);
+    }
+
+    pub(crate) fn waiting(&self, webhook: &str, events: usize) {
+        self.waiting.record(events as u64, &[KeyValue::new("webhook", webhook.to_owned())]);
+    }
 }
 
 /// What replays count.
@@ -62,6 +82,11 @@ impl ReplayMetrics {
 }
 
 impl Metrics {
+    /// For whoever delivers events.
+    pub(crate) fn webhooks(&self) -> &WebhookMetrics {
+        &self.webhooks
+    }
+
     /// For whoever computes answers again.
     pub(crate) fn replays(&self) -> ReplayMetrics {
         let (replays, seconds) = (self.replays.clone(), self.replay_seconds.clone());
@@ -115,6 +140,16 @@ impl Metrics {
                 .f64_counter("gateway_replay_cpu_seconds")
                 .with_description("Processor time of replays")
                 .build(),
+            webhooks: WebhookMetrics {
+                deliveries: meter
+                    .u64_counter("gateway_webhook_deliveries")
+                    .with_description("Attempts to deliver an event, by receiver and outcome")
+                    .build(),
+                waiting: meter
+                    .u64_gauge("gateway_webhook_events_waiting")
+                    .with_description("Events that a receiver has not had yet")
+                    .build(),
+            },
             registry,
             _provider: provider,
         };

@@ -110,32 +110,35 @@ impl Operators {
         Ok(Decision::Proposed)
     }
 
-    /// An incident with all that its entries say.
+    /// An incident with all that its entries say, and with persons' names.
     pub(crate) fn describe(&self, report: &IncidentReport, log: &AuditLog) -> Value {
         let names = self.names(log);
-        let person = |actor: &Option<ActorRef>| {
-            actor.map(|actor| names.get(&actor).map_or_else(|| hex::encode(actor), ToString::to_string))
-        };
-        let moved = |moved: &MovedAt| {
-            let state = &moved.state;
-            json!({
-                "state": state.state.as_str(), "at_us": moved.wall_us, "entry": moved.index,
-                "leaf": moved.leaf.to_string(), "actor": person(&state.actor), "second": person(&state.second),
-                "evidence": state.evidence.map(|digest| digest.to_string()), "action": state.action.as_str(),
-                "notice": state.notice.map(|digest| digest.to_string()),
-            })
-        };
-        let incident = &report.incident;
-        json!({
-            "id": report.id.to_string(), "state": report.stage().as_str(), "class": incident.class.as_str(),
-            "severity": incident.severity_name(), "detected_us": report.detected_us, "entry": report.index,
-            "leaf": report.leaf.to_string(), "request": incident.request.to_string(),
-            "opened_entry": incident.opened_index, "recipient": hex::encode(report.tenant),
-            "victim": incident.victim.map(hex::encode), "bytes_released": incident.bytes_released,
-            "step": incident.step, "page": incident.page, "generation": incident.generation,
-            "moves": report.moves.iter().map(moved).collect::<Vec<_>>(),
-        })
+        describe(report, |actor| names.get(actor).map_or_else(|| hex::encode(actor), ToString::to_string))
     }
+}
+
+/// An incident with all that its entries say. `person`: how one is called.
+pub(crate) fn describe(report: &IncidentReport, person: impl Fn(&ActorRef) -> String) -> Value {
+    let person = |actor: &Option<ActorRef>| actor.as_ref().map(&person);
+    let moved = |moved: &MovedAt| {
+        let state = &moved.state;
+        json!({
+            "state": state.state.as_str(), "at_us": moved.wall_us, "entry": moved.index,
+            "leaf": moved.leaf.to_string(), "actor": person(&state.actor), "second": person(&state.second),
+            "evidence": state.evidence.map(|digest| digest.to_string()), "action": state.action.as_str(),
+            "notice": state.notice.map(|digest| digest.to_string()),
+        })
+    };
+    let incident = &report.incident;
+    json!({
+        "id": report.id.to_string(), "state": report.stage().as_str(), "class": incident.class.as_str(),
+        "severity": incident.severity_name(), "detected_us": report.detected_us, "entry": report.index,
+        "leaf": report.leaf.to_string(), "request": incident.request.to_string(),
+        "opened_entry": incident.opened_index, "recipient": hex::encode(report.tenant),
+        "victim": incident.victim.map(hex::encode), "bytes_released": incident.bytes_released,
+        "step": incident.step, "page": incident.page, "generation": incident.generation,
+        "moves": report.moves.iter().map(moved).collect::<Vec<_>>(),
+    })
 }
 
 impl Wanted {

@@ -182,7 +182,10 @@ fn authenticate(http: &Exchange, on: &Services) -> Result<Principal, AuthError> 
 
 fn model_object(on: &Services) -> serde_json::Value {
     let (id, fingerprint) = (on.model.as_str(), on.model_fingerprint.to_string());
-    json!({"id": id, "object": "model", "created": on.started, "owned_by": "bulkhead", "fingerprint": fingerprint})
+    json!({
+        "id": id, "object": "model", "created": on.started, "owned_by": "bulkhead", "fingerprint": fingerprint,
+        "max_model_len": on.engine.context_max(),
+    })
 }
 
 fn models(principal: &Principal, on: &Services) -> Answer {

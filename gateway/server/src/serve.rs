@@ -35,11 +35,7 @@ async fn answer(http: &mut Exchange, api: Api, on: &Arc<Services>, principal: &P
     // From here on the client is watched: when it leaves, what is awaited is dropped.
     let format = Format::of(&generate, api, &permit, on);
     let sequence = http.while_connected(tokenize(on, &permit, generate.prompt)).await??; // carries the permit's label
-    let facts =
-        RequestFacts { body: &body, model: on.model_digest, fingerprint: on.model_fingerprint, stream: format.stream };
-    let mut entry = http.while_connected(on.audit.open_request(&permit, facts)).await??; // durable before any work
     let binding = Binding::of(&permit, http.connection());
-    http.on_record(request, seal_key.verifier(Layer::Payload, binding));
     let tokenized_for = sequence.request();
     let due = on.replays.due(principal.tenant(), request); //                 is it computed again afterwards?
     generate.sampling.digests = due.digest;
@@ -47,7 +43,12 @@ async fn answer(http: &mut Exchange, api: Api, on: &Arc<Services>, principal: &P
     let holds = due.replay == Some(ReplayTime::BeforeRelease);
     let mut held = Vec::new();
     let sealer = seal_key.sealer(Layer::Text, binding);
-    let mut steps = match on.engine.submit(&permit, sequence, generate.sampling, sealer) {
+    let submitted = on.engine.submit(&permit, sequence, generate.sampling, sealer); // prefill begins
+    let facts =
+        RequestFacts { body: &body, model: on.model_digest, fingerprint: on.model_fingerprint, stream: format.stream };
+    let mut entry = http.while_connected(on.audit.open_request(&permit, facts)).await??; // durable before any text is read
+    http.on_record(request, seal_key.verifier(Layer::Payload, binding));
+    let mut steps = match submitted {
         Ok(steps) => steps, //                                                prefill, then decode
         Err(error) => return Err(give_up(entry, None, error.into(), tokenized_for, &permit).await),
     };

@@ -2,7 +2,7 @@
 //! by this program or not at all.
 
 use super::plot::{Plot, Series, thousands};
-use super::{checks, handoff, result_file, scheduler, simulation};
+use super::{audit, checks, handoff, result_file, scheduler, simulation};
 use anyhow::{Context, Result};
 use serde_json::Value as Json;
 use std::fmt::Write;
@@ -68,6 +68,7 @@ struct Results {
     handoff: Json,
     simulation: Json,
     scheduler: Json,
+    audit: Json,
 }
 
 impl Results {
@@ -84,6 +85,7 @@ impl Results {
             handoff: read("handoff.json")?,
             simulation: read(simulation::FILE)?,
             scheduler: read(scheduler::FILE)?,
+            audit: read(audit::FILE)?,
         })
     }
 
@@ -95,6 +97,7 @@ impl Results {
         self.handoff_text(&mut text);
         text.push_str(&scheduler::text(&self.scheduler));
         text.push_str(&simulation::text(&self.simulation));
+        text.push_str(&audit::text(&self.audit));
         text
     }
 
@@ -333,7 +336,7 @@ fn sized(rows: &Json) -> Vec<Series> {
     series
 }
 
-fn missing() -> String {
+pub(super) fn missing() -> String {
     "not measured".to_owned()
 }
 
@@ -341,7 +344,7 @@ pub(super) fn words(value: &Json) -> String {
     value.as_str().map_or_else(missing, str::to_owned)
 }
 
-fn number(value: &Json) -> String {
+pub(super) fn number(value: &Json) -> String {
     match value {
         Json::Number(number) => number.to_string(),
         _ => missing(),
@@ -404,6 +407,7 @@ mod tests {
             handoff: Json::Null,
             simulation: Json::Null,
             scheduler: Json::Null,
+            audit: Json::Null,
         };
         let text = none.text();
         assert!(text.contains("| decode, 1 sequence | not measured | not measured | 2.2 |"), "{text}");

@@ -62,4 +62,28 @@ pub(super) const INCIDENT_LIVES: &[Mutation] = &[
         packages: &["gateway-auth"],
         tests: "test(a_key_in_two_rings_is_noticed)",
     },
+    Mutation {
+        name: "webhooks: what did not arrive is sent again",
+        file: "gateway/server/src/webhooks.rs",
+        find: "if !status.is_success() {",
+        replace: "if status.is_redirection() {",
+        packages: &["e2e"],
+        tests: "test(who_was_away_is_told_everything_in_order)",
+    },
+    Mutation {
+        name: "webhooks: a start goes on where a receiver was",
+        file: "gateway/server/src/webhooks/cursor.rs",
+        find: "        self.next = next;\n",
+        replace: "        self.next = next;\n        std::fs::remove_file(&self.path)?;\n",
+        packages: &["e2e"],
+        tests: "test(who_was_away_is_told_everything_in_order)",
+    },
+    Mutation {
+        name: "webhooks: nothing goes over a network unencrypted",
+        file: "gateway/server/src/config/webhooks.rs",
+        find: "url.scheme() == \"http\" && here",
+        replace: "url.scheme() == \"http\"",
+        packages: &["gateway-server"],
+        tests: "test(events_go_encrypted_to_addresses_that_are_there_once)",
+    },
 ];

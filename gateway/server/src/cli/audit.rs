@@ -183,7 +183,7 @@ fn check_place(output: &Path) -> Result<()> {
 
 /// Measures and judges.
 async fn sidechannel(address: Address, keys: Keys, plan: Plan, seed: u64) -> Result<Report> {
-    let (mut gateway, server) = HttpGateway::connect(address, keys).await?;
+    let (mut gateway, server) = HttpGateway::connect(address, keys, plan.prompt_tokens_max()).await?;
     let mut prompts = Prompts::new(Random::new(seed));
     // A bar is drawn on a terminal alone; elsewhere each part has a line.
     let (bar, lines) = (bar(), !std::io::stderr().is_terminal());

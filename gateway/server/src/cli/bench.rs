@@ -5,6 +5,7 @@
 //! number of threads, and the machine's own ceilings. Ratios are of such neighbours, so that a machine which changes its
 //! speed meanwhile changes both sides.
 
+pub(crate) mod audited;
 mod callers;
 mod ceilings;
 mod exactness;

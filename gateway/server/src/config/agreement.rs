@@ -76,12 +76,16 @@ impl StreamShape {
     }
 }
 
-/// Reads `[scheduler]`, which has nothing but tenants.
-pub(super) fn read_all(scheduler: &mut Settings<'_>, keys: &[TenantKey]) -> BTreeMap<TenantName, Agreement> {
+/// Reads `[scheduler]`, which has nothing but tenants. `places`: how many requests of all tenants may wait.
+pub(super) fn read_all(
+    scheduler: &mut Settings<'_>,
+    keys: &[TenantKey],
+    places: usize,
+) -> BTreeMap<TenantName, Agreement> {
     let mut agreements = BTreeMap::new();
     scheduler.inside("tenants", |tenants| {
         tenants.each(|name, tenant| {
-            let agreement = read(tenant);
+            let agreement = read(tenant, places);
             match keys.iter().find(|key| key.tenant.as_str() == name) {
                 Some(key) => drop(agreements.insert(key.tenant.clone(), agreement)),
                 None => tenant.wrong("is of nobody: there is no key of that name under [[tenants]]"),
@@ -91,7 +95,7 @@ pub(super) fn read_all(scheduler: &mut Settings<'_>, keys: &[TenantKey]) -> BTre
     agreements
 }
 
-fn read(settings: &mut Settings<'_>) -> Agreement {
+fn read(settings: &mut Settings<'_>, places: usize) -> Agreement {
     let Agreement { mut terms, mut stream, replay } = Agreement::default();
     let replay = read_replay(settings, replay);
     settings.set("class", "\"interactive\", \"standard\" or \"batch\"", &mut terms.class, |value| {
@@ -108,6 +112,10 @@ fn read(settings: &mut Settings<'_>) -> Agreement {
     settings.set("queue_max", &format!("a whole number from 1 to {queue_max}"), &mut terms.queue_max, |value| {
         usize::try_from(value.as_integer()?).ok().filter(|queue| (1..=queue_max).contains(queue)).map(Some)
     });
+    if let Some(of_tenant) = terms.queue_max.filter(|of_tenant| *of_tenant > places) {
+        let problem = format!("is {of_tenant}, but `engine.queue_max` lets {places} requests of all tenants wait");
+        settings.mistake("queue_max", problem);
+    }
     settings.switch("exclusive", &mut terms.exclusive);
     settings.set("stream", "\"as-it-comes\" or \"constant-shape\"", &mut stream, |value| {
         StreamShape::parse(value.as_str()?)

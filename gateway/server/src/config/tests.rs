@@ -243,6 +243,43 @@ fn two_processes_with_one_file_agree_on_every_tenant_s_terms() {
 }
 
 #[test]
+fn events_go_encrypted_to_addresses_that_are_there_once() {
+    let text = |webhooks: &str| format!("data_dir = \"d\"\nmodel = \"m\"\n{webhooks}");
+    let one = |url: &str| format!("[[webhooks]]\nurl = \"{url}\"\nsecret_file = \"s\"\n");
+    for good in ["https://siem.example.com/hook?token=t", "http://127.0.0.1:9/", "http://[::1]:9/", "http://localhost/"]
+    {
+        assert_eq!(Config::parse(&text(&one(good))).unwrap().webhooks.len(), 1, "{good}");
+    }
+    for bad in ["http://siem.example.com/", "ftp://localhost/", "https://", "https://user:word@siem.example.com/", "x"]
+    {
+        let found = mistakes(&text(&one(bad)));
+        assert!(
+            found.len() == 1 && found[0].starts_with("`webhooks[0].url` must be an address with https"),
+            "{found:?}"
+        );
+        assert!(!found[0].contains("word@"), "{found:?}");
+    }
+    let twice = one("https://siem.example.com/").repeat(2);
+    assert_eq!(mistakes(&text(&twice)), ["`webhooks[1].url` is there twice"]);
+    let many: String = (0..9).map(|number| one(&format!("https://siem.example.com/{number}"))).collect();
+    assert_eq!(mistakes(&text(&many)), ["`webhooks` has 9 tables, 8 are possible"]);
+    assert_eq!(
+        mistakes(&text("[[webhooks]]\nurl = \"https://a.example/\"\n")),
+        ["`webhooks[0].secret_file` is missing"]
+    );
+}
+
+#[test]
+fn no_tenant_is_promised_more_places_than_there_are() {
+    let text = |places| {
+        with_tenants(&["acme"], &format!("[engine]\nqueue_max = 8\n[scheduler.tenants.acme]\nqueue_max = {places}\n"))
+    };
+    assert!(Config::parse(&text(8)).is_ok());
+    let wanted = "`scheduler.tenants.acme.queue_max` is 9, but `engine.queue_max` lets 8 requests of all tenants wait";
+    assert_eq!(mistakes(&text(9)), [wanted]);
+}
+
+#[test]
 fn what_is_agreed_with_nobody_or_contradicts_itself_is_a_mistake() {
     let text = with_tenants(
         &["acme", "globex"],

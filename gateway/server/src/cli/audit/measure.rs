@@ -68,6 +68,13 @@ pub(crate) struct Plan {
     pub(crate) constant_shape: bool,
 }
 
+impl Plan {
+    /// Tokens of the longest request, its answer included. Words may come to a few more than wanted: an ending is left for them.
+    pub(crate) fn prompt_tokens_max(&self) -> usize {
+        self.prefix_tokens.last().copied().unwrap_or_default().max(EVICTION_TOKENS) + 2 * ENDING_TOKENS
+    }
+}
+
 /// How often the judge looks whether a comparison is complete, at most: after each of so many equal parts.
 pub(crate) const PARTS: usize = 5;
 /// In thousandths of the whole: before the first part the judge looks so often whether there is a difference already.

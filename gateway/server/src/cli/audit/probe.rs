@@ -49,11 +49,14 @@ pub(crate) struct HttpGateway {
 }
 
 impl HttpGateway {
-    /// Finds out what model the gateway serves, and that both keys may use it.
-    pub(crate) async fn connect(address: Address, keys: Keys) -> Result<(Self, Server)> {
-        let (model, fingerprint) = first_model(&address, &keys.victim).await?;
-        if first_model(&address, &keys.attacker).await?.0 != model {
+    /// Finds out what model the gateway serves, that both keys may use it, and that it takes prompts of so many tokens.
+    pub(crate) async fn connect(address: Address, keys: Keys, prompt_tokens_max: usize) -> Result<(Self, Server)> {
+        let Model { id: model, fingerprint, context } = first_model(&address, &keys.victim).await?;
+        if first_model(&address, &keys.attacker).await?.id != model {
             bail!("the two keys may not use the same model");
+        }
+        if let Some(context) = context.filter(|context| *context < prompt_tokens_max as u64) {
+            bail!("prompts of {prompt_tokens_max} tokens are too long for the gateway, which takes {context} tokens");
         }
         let server = Server { address: address.to_string(), model: model.clone(), fingerprint };
         Ok((Self { address, keys, model }, server))
@@ -194,7 +197,15 @@ fn parse(event: &str) -> Result<Value> {
     }
 }
 
-async fn first_model(address: &Address, key: &str) -> Result<(String, Option<String>)> {
+/// A model as the gateway lists it.
+struct Model {
+    id: String,
+    fingerprint: Option<String>,
+    /// Tokens of prompt and completion together, at most.
+    context: Option<u64>,
+}
+
+async fn first_model(address: &Address, key: &str) -> Result<Model> {
     let request = Request { method: "GET", path: "/v1/models", key: Some(key), body: None };
     let response = send(address, request).await?;
     if response.status != 200 {
@@ -202,7 +213,9 @@ async fn first_model(address: &Address, key: &str) -> Result<(String, Option<Str
     }
     let list: Value = serde_json::from_slice(&response.body().await?).context("the list of models is not JSON")?;
     let text = |path: &str| list.pointer(path).and_then(Value::as_str).map(str::to_owned);
-    Ok((text("/data/0/id").context("a key may use no model")?, text("/data/0/fingerprint")))
+    let id = text("/data/0/id").context("a key may use no model")?;
+    let context = list.pointer("/data/0/max_model_len").and_then(Value::as_u64);
+    Ok(Model { id, fingerprint: text("/data/0/fingerprint"), context })
 }
 
 /// How a result came to the log, or why not.

@@ -43,9 +43,27 @@ impl fmt::Display for Spread {
     }
 }
 
+/// Of these values, in any order: the smallest that so large a part of them does not exceed.
+pub(super) fn percentile(values: &[f64], part: f64) -> Result<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let place = (sorted.len() as f64 * part).ceil() as usize;
+    sorted.get(place.clamp(1, sorted.len().max(1)) - 1).copied().context("nothing was measured")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_percentile_is_a_value_that_was_measured() {
+        let values = [4.0, 1.0, 3.0, 2.0];
+        assert_eq!(
+            [0.0, 0.5, 0.75, 0.76, 1.0].map(|part| percentile(&values, part).unwrap()),
+            [1.0, 2.0, 3.0, 4.0, 4.0]
+        );
+        assert!(percentile(&[], 0.5).is_err());
+    }
 
     #[test]
     fn a_spread_is_made_of_measurements_in_any_order() {

@@ -4,7 +4,7 @@ use super::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-const MODELS: &str = r#"{"object":"list","data":[{"id":"m","fingerprint":"ab"}]}"#;
+const MODELS: &str = r#"{"object":"list","data":[{"id":"m","fingerprint":"ab","max_model_len":512}]}"#;
 
 /// Gives each connection what `answer` makes of its request.
 async fn gateway(answer: impl Fn(&str) -> String + Send + 'static) -> Address {
@@ -37,7 +37,7 @@ fn events(events: &[&str]) -> String {
 async fn connected(completion: impl Fn(&str) -> String + Send + 'static) -> HttpGateway {
     let address =
         gateway(move |asked| if asked.starts_with("GET") { whole("200 OK", MODELS) } else { completion(asked) }).await;
-    let (gateway, server) = HttpGateway::connect(address, keys()).await.unwrap();
+    let (gateway, server) = HttpGateway::connect(address, keys(), 512).await.unwrap();
     assert_eq!((server.model.as_str(), server.fingerprint.as_deref()), ("m", Some("ab")));
     gateway
 }
@@ -110,8 +110,15 @@ async fn keys_of_different_models_are_refused() {
     let other = MODELS.replace("\"m\"", "\"n\"");
     let address =
         gateway(move |asked| whole("200 OK", if asked.contains("bk_a") { MODELS } else { other.as_str() })).await;
-    let Err(error) = HttpGateway::connect(address, keys()).await else { panic!("the models differ") };
+    let Err(error) = HttpGateway::connect(address, keys(), 512).await else { panic!("the models differ") };
     assert!(error.to_string().contains("the same model"), "{error}");
+}
+
+#[tokio::test]
+async fn prompts_that_the_gateway_does_not_take_are_refused_before_anything_is_measured() {
+    let address = gateway(|_| whole("200 OK", MODELS)).await;
+    let Err(error) = HttpGateway::connect(address, keys(), 513).await else { panic!("the prompts are too long") };
+    assert_eq!(error.to_string(), "prompts of 513 tokens are too long for the gateway, which takes 512 tokens");
 }
 
 #[tokio::test]

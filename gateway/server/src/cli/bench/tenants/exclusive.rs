@@ -1,6 +1,6 @@
 //! What it costs when the steps of one tenant are shared with nobody: two tenants with streams, with and without.
 
-use super::answers::percentile;
+use super::super::spread::percentile;
 use super::{ANSWER_TOKENS, PROMPT_TOKENS, Rig, compared, in_turn};
 use anyhow::Result;
 use engine_runtime::{Engine, TenantTerms};

@@ -1,7 +1,8 @@
 //! A long prompt of one tenant beside an answer of another: how long the answer pauses.
 
+use super::super::spread::percentile;
 use super::Rig;
-use super::answers::{Answer, percentile, read_on};
+use super::answers::{Answer, read_on};
 use crate::cli::bench::spread::Spread;
 use anyhow::{Context, Result, ensure};
 use engine_runtime::{Engine, EngineConfig};

@@ -1,7 +1,8 @@
 //! A quiet tenant beside others: on one side all of them ask for their shares, on the other one of them for a hundred times
 //! its share, so that its queue is always full.
 
-use super::answers::{self, Answer, percentile};
+use super::super::spread::percentile;
+use super::answers::{self, Answer};
 use super::uniform::{self, everybody};
 use super::{ANSWER_TOKENS, PROMPT_TOKENS, Rig, TENANTS, in_turn};
 use crate::cli::bench::spread::Spread;
