@@ -14,6 +14,7 @@ mod incident_state;
 mod isolation_audit;
 mod released;
 mod replay;
+mod report_key;
 mod trace;
 
 pub use cbor::DecodeError;
@@ -29,4 +30,5 @@ pub use incident_state::{ActorRef, Containment, IncidentLife, IncidentMoveError,
 pub use isolation_audit::{AuditVerdict, IsolationAudit};
 pub use released::{Released, ReleasedSteps};
 pub use replay::{Replay, ReplayOutcome, ReplayTime};
+pub use report_key::{REPORT_KEY_PURPOSE, report_key_name, report_key_text};
 pub use trace::{ChunkRun, ChunkRuns, PageClass, PageRecord, PageRun, TRACE_RUNS_MAX, Trace};

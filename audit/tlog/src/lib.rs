@@ -9,6 +9,7 @@ mod checkpoint;
 mod cosignature;
 mod key;
 mod proof;
+mod signed_text;
 mod tile;
 mod tree;
 mod witness;
@@ -17,6 +18,7 @@ pub use checkpoint::{CHECKPOINT_BYTES_MAX, Checkpoint, CheckpointError, SIGNATUR
 pub use cosignature::{Cosignature, Cosigner, CosignerKey};
 pub use key::{ExternalSigner, KeyError, LogSigner, VerifierKey};
 pub use proof::{EXTRA_BYTES_MAX, PROOF_BYTES_MAX, ProofError, TlogProof};
+pub use signed_text::{SIGNED_TEXT_BYTES_MAX, SignedTextError, open_text, sign_text};
 pub use tile::{
     BundleError, ENTRY_BYTES_ROOF, TILE_WIDTH, TileFiles, TilePath, TiledTree, TreeReadError, encode_bundle,
     parse_bundle,
