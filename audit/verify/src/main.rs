@@ -1,4 +1,4 @@
-//! `bulkhead-verify`: checks a receipt or a whole log without a server and without a network.
+//! `bulkhead-verify`: checks a receipt, an evidence bundle or a whole log without a server and without a network.
 //!
 //! Exit status: 0 genuine, 1 refused (the check that failed is named), 2 wrong usage or unreadable input.
 #![forbid(unsafe_code)]
@@ -7,7 +7,10 @@ mod print;
 
 use anyhow::{Context as _, bail};
 use audit_tlog::{ADD_CHECKPOINT_BYTES_MAX, CosignerKey, PROOF_BYTES_MAX, VerifierKey};
-use audit_verify::{Evidence, RESPONSE_BYTES_MAX, Witnesses, check_consistency, check_log, check_receipt, read_file};
+use audit_verify::{
+    BUNDLE_BYTES_MAX, BundleEvidence, Evidence, RESPONSE_BYTES_MAX, Witnesses, check_bundle, check_consistency,
+    check_log, check_receipt, read_file,
+};
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal as _, Write as _};
@@ -57,6 +60,22 @@ enum What {
         /// The log's verifier key, or a file that holds it. Otherwise `log.vkey` beside what you hold.
         #[arg(long, value_name = "KEY|FILE")]
         key: Option<String>,
+        #[command(flatten)]
+        witnesses: WitnessArguments,
+        /// One line of JSON instead of text.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check an evidence bundle: each entry is in the log and none is missing, and every figure and page follows from them.
+    Bundle {
+        /// The bundle, as `bulkhead audit report` wrote it.
+        file: PathBuf,
+        /// The log's verifier key, or a file that holds it. Otherwise `log.vkey` beside the bundle.
+        #[arg(long, value_name = "KEY|FILE")]
+        key: Option<String>,
+        /// The key that signed the bundle, or a file that holds it; otherwise the one that the log's key vouches for in it.
+        #[arg(long, value_name = "KEY|FILE")]
+        report_key: Option<String>,
         #[command(flatten)]
         witnesses: WitnessArguments,
         /// One line of JSON instead of text.
@@ -160,6 +179,29 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
                 (Ok(report), false) => print::consistency(report, &key),
                 (Ok(report), true) => print::consistency_json(report, &key),
                 (Err(refusal), false) => print::refusal("answer", refusal.check(), refusal),
+                (Err(refusal), true) => print::refusal_json(refusal.check(), refusal),
+            };
+            out.write_all(text.as_bytes())?;
+            Ok(checked.is_ok())
+        }
+        What::Bundle { file, key, report_key, witnesses, json } => {
+            let witnesses = witnesses.witnesses()?;
+            let folder = file.parent().unwrap_or(Path::new(""));
+            let key = find_key(key.as_deref(), folder, "the bundle")?;
+            let given = report_key.map(|key| find_key(Some(&key), folder, "the bundle")).transpose()?;
+            let bundle = read(&file, BUNDLE_BYTES_MAX)?;
+            let bar = progress_bar(json);
+            let report_key = given.as_ref().map(|given| &given.key);
+            let beside = BundleEvidence { report_key, witnesses: witnesses.as_ref() };
+            let checked = check_bundle(&bundle, &key.key, beside, |done, all| {
+                bar.set_length(all);
+                bar.set_position(done);
+            });
+            bar.finish_and_clear();
+            let text = match (&checked, json) {
+                (Ok(report), false) => print::bundle(report, &key),
+                (Ok(report), true) => print::bundle_json(report, &key),
+                (Err(refusal), false) => print::refusal("bundle", refusal.check(), refusal),
                 (Err(refusal), true) => print::refusal_json(refusal.check(), refusal),
             };
             out.write_all(text.as_bytes())?;

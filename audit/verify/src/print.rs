@@ -1,5 +1,9 @@
 //! What `bulkhead-verify` says.
 
+mod bundle;
+
+pub(crate) use bundle::{bundle, bundle_json};
+
 use crate::GivenKey;
 use audit_provenance::{Coverage, Handover, Opened, SealReason};
 use audit_verify::{ConsistencyReport, LogReport, ReceiptReport, Unchecked, Witnessed, rfc3339};
