@@ -6,7 +6,7 @@
 //! counts only if all of them together have the root that the log signed. So nobody is left out, and whatever is not known
 //! is counted: responses whose trace is gone, and requests that have not ended.
 
-mod files;
+pub(crate) mod files;
 mod lives;
 mod passes;
 #[cfg(test)]
@@ -243,7 +243,7 @@ pub fn blast_radius(
     Ok(scan.into_answer())
 }
 
-fn read_small(dir: &Path, path: &str) -> Result<Vec<u8>, BlastRadiusError> {
+pub(crate) fn read_small(dir: &Path, path: &str) -> Result<Vec<u8>, BlastRadiusError> {
     let read = || {
         if !dir.join(path).metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));

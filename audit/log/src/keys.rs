@@ -5,6 +5,7 @@
 //! replaced in silence: it may only be lost. A secret is stored with a sum that binds it to its log and its file.
 
 use crate::fault::{LogFault, OpenLogError, storage};
+use crate::report_key;
 use crate::signer::{CommandSigner, SignerPlace};
 use crate::storage::Storage;
 use audit_provenance::{ActorRef, Field, Openings, Salt, TenantRef};
@@ -109,6 +110,7 @@ impl Keys {
         if !storage.read(VERIFIER_KEY, KEY_FILE_BYTES_MAX).is_ok_and(|held| held == line.as_bytes()) {
             write_whole(&*storage, VERIFIER_KEY, line.as_bytes())?;
         }
+        report_key::vouch(&*storage, &signer)?;
         Ok(Self { storage, signer, pseudonym, tenants: Mutex::default() })
     }
 
@@ -258,7 +260,7 @@ pub(crate) fn random<const N: usize>() -> Result<Zeroizing<[u8; N]>, LogFault> {
     Ok(bytes)
 }
 
-fn read_key(store: &dyn Storage, path: &str) -> Result<Option<Zeroizing<String>>, OpenLogError> {
+pub(crate) fn read_key(store: &dyn Storage, path: &str) -> Result<Option<Zeroizing<String>>, OpenLogError> {
     match store.read(path, KEY_FILE_BYTES_MAX) {
         Ok(bytes) => {
             let bytes = Zeroizing::new(bytes);
@@ -301,16 +303,8 @@ impl TenantNames {
     /// Reads a log's folder. `None` when its key of pseudonyms is not there, or cannot be read by whoever asks.
     #[must_use]
     pub fn read(dir: &Path) -> Option<Self> {
-        let read = |path: &str| {
-            let mut text = Zeroizing::new(String::new());
-            let file = dir.join(path);
-            // Opening a pipe would wait for its other end.
-            file.metadata().ok().filter(std::fs::Metadata::is_file)?;
-            std::fs::File::open(file).ok()?.take(KEY_FILE_BYTES_MAX as u64).read_to_string(&mut text).ok()?;
-            Some(text)
-        };
-        let log = VerifierKey::parse(read(VERIFIER_KEY)?.trim_end_matches('\n')).ok()?;
-        let pseudonym = parse_secret(&read(PSEUDONYM_KEY)?, &log, PSEUDONYM_KEY)?;
+        let log = VerifierKey::parse(read_text(dir, VERIFIER_KEY)?.trim_end_matches('\n')).ok()?;
+        let pseudonym = parse_secret(&read_text(dir, PSEUDONYM_KEY)?, &log, PSEUDONYM_KEY)?;
         let files = std::fs::read_dir(dir.join(TENANT_KEYS)).into_iter().flatten().flatten();
         let name = |file: std::fs::DirEntry| TenantName::parse(file.file_name().to_str()?.split('.').next()?).ok();
         let names = files.filter_map(name).map(|name| (pseudonym_of(&pseudonym, &name), name));
@@ -328,6 +322,23 @@ impl TenantNames {
     pub fn name(&self, tenant: &TenantRef) -> Option<&TenantName> {
         self.names.get(tenant)
     }
+}
+
+/// The salt of a tenant's name in one request's commitment, for whoever may read the tenant's key. The folder is only read.
+pub(crate) fn tenant_salt(dir: &Path, tenant: &TenantName, epoch: u64, request: &[u8; 16]) -> Option<Salt> {
+    let log = VerifierKey::parse(read_text(dir, VERIFIER_KEY)?.trim_end_matches('\n')).ok()?;
+    let path = tenant_key_path(tenant, epoch);
+    let key = parse_secret(&read_text(dir, &path)?, &log, &path)?;
+    Some(salt(&key, request, Field::Tenant))
+}
+
+/// A small file of a log's folder; `None` when it is not there or is no regular file.
+fn read_text(dir: &Path, path: &str) -> Option<Zeroizing<String>> {
+    let (file, mut text) = (dir.join(path), Zeroizing::new(String::new()));
+    // Opening a pipe would wait for its other end.
+    file.metadata().ok().filter(std::fs::Metadata::is_file)?;
+    std::fs::File::open(file).ok()?.take(KEY_FILE_BYTES_MAX as u64).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 /// A tenant as entries name it: 16 bytes of an HMAC of its name.

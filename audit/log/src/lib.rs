@@ -16,6 +16,7 @@ mod clock;
 mod config;
 mod consistency;
 mod cosign;
+mod evidence;
 mod fault;
 mod incidents;
 mod index;
@@ -27,6 +28,7 @@ mod queue;
 mod receipt;
 mod recover;
 mod replayed;
+mod report_key;
 mod segment;
 mod sequence;
 mod signer;
@@ -52,6 +54,7 @@ pub use blast_radius::{
 pub use clock::{Clock, SystemClock};
 pub use config::{AuditConfig, OPEN_REQUESTS_MAX, QUEUE_MAX};
 pub use consistency::ConsistencyError;
+pub use evidence::{EvidenceError, EvidenceQuery, Gathered, Proven, STATED_MAX, gather_evidence};
 pub use fault::{LogFault, OpenLogError};
 pub use incidents::{IncidentEntry, IncidentMove, IncidentReport, IncidentSide, MovedAt, REPORTED_MAX};
 pub use index::{IndexHealth, IndexStore, LookupError, PageReaders};
@@ -60,6 +63,7 @@ pub use log::{AppendError, AuditLog, IncidentId, LogHealth, Recorded, RequestFac
 pub use open_entry::{OpenEntry, Outcome, Refused, Sealed};
 pub use receipt::ReceiptError;
 pub use replayed::Replayed;
+pub use report_key::ReportKey;
 pub use signer::SignerPlace;
 pub use storage::{FolderStorage, Storage, StoredFile};
 pub use witness::{
