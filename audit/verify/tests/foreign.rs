@@ -1,11 +1,14 @@
 //! Two verifiers that share no code with the product, in two languages, on receipts of a real log: both accept them, and
-//! both refuse them after one changed byte.
+//! both refuse them after one changed byte. A bundle of evidence carries one of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod made_bundle;
 mod real_log;
 
+use audit_evidence::{Files, MANIFEST, REPORT_JSON};
 use audit_provenance::Disclosure;
 use audit_tlog::TlogProof;
+use policies_domain::{Label, TenantId};
 use real_log::RealLog;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -147,4 +150,65 @@ async fn go_and_its_reference_packages_agree() {
     let go = |key: &Path, receipt: &Path| Command::new(&program).args([key, receipt]).output().unwrap();
     check_before(go);
     check(go).await;
+}
+
+/// Runs the verifier of bundles that stands in every one of them.
+fn python_bundle(key: &Path, bundle: &Path) -> (Option<i32>, String) {
+    assert!(found("openssl", "version"), "`openssl` is missing: apt-get install openssl");
+    let run = Command::new("python3").arg(verifier("bundle.py")).args([key, bundle]).output();
+    let output = run.expect("`python3` is missing: apt-get install python3");
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[tokio::test]
+async fn a_bundle_is_checked_by_python_and_openssl_too() {
+    let log = RealLog::open();
+    log.streamed(&log.acme, 1).await;
+    log.whole(&log.globex, 2).await;
+    log.refused(&log.acme, 3, Label::of(TenantId::new(2).unwrap())).await;
+    log.streamed(&log.acme, 4).await;
+    log.log.shutdown();
+    let parts = made_bundle::parts(log.dir.path(), "acme", 0, u64::MAX);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bundle.tar");
+    let run = |bundle: &[u8]| {
+        std::fs::write(&path, bundle).unwrap();
+        python_bundle(&log.key_file(), &path)
+    };
+    let (code, text) = run(&parts.bundle());
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.starts_with("OK origin=") && text.ends_with(" entries=8 end=open name=opened\n"), "{text}");
+
+    // Each lie is signed as the operator signs.
+    type Lie = fn(&mut made_bundle::Parts);
+    let lies: [(&str, Lie); 8] = [
+        ("an entry of the tenant is missing", |parts| drop(parts.entries.remove(1))),
+        ("the entry before the time is missing", |parts| drop(parts.entries.remove(0))),
+        ("does not lead to the root hash", |parts| parts.entries[1].proof[0][3] ^= 1),
+        ("is of another tenant", |parts| parts.statement.reference = "ab".repeat(16)),
+        ("does not open the commitment", |parts| parts.statement.tenant = "initech".into()),
+        ("what is withheld is not spoken of", |parts| parts.statement.withheld.clear()),
+        ("the entries are not those of the time", |parts| parts.statement.to_us = 5),
+        ("nobody vouches", |parts| parts.certificate = None),
+    ];
+    for (words, lie) in lies {
+        let mut parts = made_bundle::parts(log.dir.path(), "acme", 0, u64::MAX);
+        lie(&mut parts);
+        let (code, text) = run(&parts.bundle());
+        assert!(code == Some(1) && text.starts_with("REFUSED: ") && text.contains(words), "{words}: {text}");
+    }
+    let mut files = parts.files();
+    let report = String::from_utf8(files.get(REPORT_JSON).unwrap().to_vec()).unwrap();
+    let changed = report.replacen("\"sealed\": 3", "\"sealed\": 4", 2);
+    assert_ne!(report, changed);
+    files.put(REPORT_JSON, changed.into_bytes());
+    let (code, text) = run(&parts.sealed(files.clone()));
+    assert!(code == Some(1) && text.contains("the report counts other"), "{text}");
+    files.put(MANIFEST, Files::from_archive(&parts.bundle()).unwrap().get(MANIFEST).unwrap().to_vec());
+    let (code, text) = run(&files.to_archive().unwrap());
+    assert!(code == Some(1) && text.contains("the manifest names other files"), "{text}");
+    let other = RealLog::open();
+    std::fs::write(&path, parts.bundle()).unwrap();
+    assert_eq!(python_bundle(&other.key_file(), &path).0, Some(1));
+    assert_eq!(run(b"no archive").0, Some(1));
 }
