@@ -1,10 +1,12 @@
 //! `bulkhead audit`: can one tenant of a running gateway see another's cache, order, eviction or speculation? Which responses
 //! can something suspect have touched (`audit/blast_radius.rs`)?
+//! What is shown to an auditor (`audit/evidence.rs`)?
 //!
 //! For the first, the gateway is asked over its ordinary API, as two of its tenants, and what comes is judged with statistics
 //! (`audit/verdict.rs`). A gateway whose operator named the first tenant as a probe writes the result to its log.
 
 pub(crate) mod blast_radius;
+mod evidence;
 mod incidents;
 mod measure;
 mod moment;
@@ -55,6 +57,12 @@ pub(crate) enum Audit {
     BlastRadius(blast_radius::BlastRadiusArguments),
     /// List incidents and say what becomes of them, as an operator of a running gateway; the key is in BULKHEAD_OPERATOR_KEY
     Incidents(incidents::IncidentsArguments),
+    /// Make a signed evidence bundle of one tenant and time for an outside auditor, from the log's folder
+    ///
+    /// Reads the folder, while a gateway may write to it. The bundle is a tar archive: the tenant's entries with their proofs, a
+    /// report as JSON, HTML, PDF and OSCAL that follows from them, and a verifier in Python. `bulkhead-verify bundle` checks it
+    /// offline, and so does this command before anybody has it. No other tenant is named in it.
+    Report(evidence::EvidenceArguments),
     /// Compute an answer again from its receipt, the request and the model, and compare it bit for bit
     ///
     /// Nobody is asked, and nothing but the files is needed. Ends with 0 when the answer is the same, 3 when it is not, 4 when
@@ -118,6 +126,7 @@ pub(crate) async fn run(what: Audit) -> Result<()> {
     match what {
         Audit::Sidechannel(options) => probe_gateway(options).await,
         Audit::BlastRadius(arguments) => blast_radius::run(&arguments),
+        Audit::Report(arguments) => evidence::run(&arguments),
         Audit::Incidents(arguments) => incidents::run(arguments).await,
         Audit::Replay(arguments) => replay::run(arguments).await,
     }
