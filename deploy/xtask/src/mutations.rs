@@ -7,6 +7,7 @@ mod bounds;
 mod cache;
 mod custody;
 mod delivery;
+mod evidence;
 mod exactness;
 mod files;
 mod guesses;
@@ -59,6 +60,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         cache::CACHE,
         custody::CUSTODY,
         delivery::DELIVERY,
+        evidence::EVIDENCE,
         exactness::EXACTNESS,
         files::FILES,
         guesses::GUESSES,
