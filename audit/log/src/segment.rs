@@ -97,6 +97,8 @@ pub(crate) struct SegmentWriter {
     file: Box<dyn StoredFile>,
     traces_length: u64,
     traces: Arc<dyn StoredFile>,
+    /// Traces of the batch, which go to their file at once.
+    traces_waiting: Vec<u8>,
 }
 
 impl SegmentWriter {
@@ -108,7 +110,7 @@ impl SegmentWriter {
         store.sync_folder(SEGMENTS).map_err(storage("sync", SEGMENTS))?;
         let length = file.length().map_err(storage("measure", &path))?;
         let traces_length = traces.length().map_err(storage("measure", &traces_path))?;
-        Ok(Self { first, length, file, traces_length, traces })
+        Ok(Self { first, length, file, traces_length, traces, traces_waiting: Vec::new() })
     }
 
     /// Whether the next batch belongs into a new segment.
@@ -121,8 +123,15 @@ impl SegmentWriter {
         Place { segment: self.first, offset: self.length + before as u64 }
     }
 
-    /// Appends frames, syncs, and gives back what can then be read at their place.
+    /// Appends frames, and the traces that belong to them, without syncing those; syncs, and gives back what can then be read
+    /// at the frames' place.
     pub(crate) fn append(&mut self, frames: &[u8]) -> Result<Vec<u8>, LogFault> {
+        if !self.traces_waiting.is_empty() {
+            let traces = std::mem::take(&mut self.traces_waiting);
+            let written = self.traces.write_at(self.traces_length, &traces);
+            written.map_err(storage("append to", &traces_path(self.first)))?;
+            self.traces_length += traces.len() as u64;
+        }
         let path = segment_path(self.first);
         self.file.write_at(self.length, frames).map_err(storage("append to", &path))?;
         self.file.sync().map_err(storage("sync", &path))?;
@@ -131,16 +140,14 @@ impl SegmentWriter {
         Ok(read)
     }
 
-    /// Appends a trace without syncing it.
-    pub(crate) fn append_trace(&mut self, index: u64, trace: &[u8]) -> Result<Option<TracePlace>, LogFault> {
+    /// Takes a trace, which is appended together with its batch. `None`: it is too long, and is not kept.
+    pub(crate) fn append_trace(&mut self, index: u64, trace: &[u8]) -> Option<TracePlace> {
         if trace.len() > TRACE_BYTES_MAX {
-            return Ok(None);
+            return None;
         }
-        let frame = encode_trace(index, trace);
-        let place = TracePlace { segment: self.first, offset: self.traces_length };
-        self.traces.write_at(place.offset, &frame).map_err(storage("append to", &traces_path(self.first)))?;
-        self.traces_length += frame.len() as u64;
-        Ok(Some(place))
+        let offset = self.traces_length + self.traces_waiting.len() as u64;
+        encode_trace(&mut self.traces_waiting, index, trace);
+        Some(TracePlace { segment: self.first, offset })
     }
 
     /// The file of traces, to be synced before what refers to it is published.

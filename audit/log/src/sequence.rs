@@ -14,6 +14,7 @@ use audit_tlog::{Checkpoint, Edge, Hash, leaf_hash};
 use policies_domain::Digest;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use zeroize::Zeroizing;
 
 /// Entries of one group commit. At this size a commit costs what its entries cost, no longer what its two syncs cost.
 pub(crate) const BATCH_MAX: usize = 4_096;
@@ -95,8 +96,11 @@ impl Sequencer {
         self.moved.clear();
         let (mut entries, mut said) = (Vec::with_capacity(drafts.len()), Vec::with_capacity(drafts.len()));
         let mut frames = Vec::new();
-        for (index, draft) in (self.edge.size()..).zip(drafts) {
-            let (placed, entry) = self.place(index, self.segment.place_after(frames.len()), draft)?;
+        // The system is asked once for all of them.
+        let mut blinds = Zeroizing::new(vec![[0; 32]; drafts.len()]);
+        getrandom::fill(blinds.as_flattened_mut()).map_err(|_| LogFault::Random)?;
+        for ((index, draft), blind) in (self.edge.size()..).zip(drafts).zip(blinds.iter()) {
+            let (placed, entry) = self.place(index, self.segment.place_after(frames.len()), draft, *blind)?;
             encode_frame(&mut frames, placed.leaf, &placed.bytes)?;
             entries.push(placed);
             said.push(entry);
@@ -135,7 +139,7 @@ impl Sequencer {
     }
 
     /// Encodes an entry with its tenant's next number.
-    fn place(&mut self, index: u64, at: Place, draft: Draft) -> Result<(Placed, Entry), LogFault> {
+    fn place(&mut self, index: u64, at: Place, draft: Draft, blind: [u8; 32]) -> Result<(Placed, Entry), LogFault> {
         let tenant = draft.tenant.map(|tenant| {
             let head = self.tenants.get(&tenant).copied().unwrap_or(TenantHead { next: 0, leaf: Digest([0; 32]) });
             TenantLink { tenant, number: head.next, previous: head.leaf }
@@ -143,7 +147,7 @@ impl Sequencer {
         let head = Head {
             version: EntryVersion::CURRENT,
             uuid: draft.uuid,
-            blind: *random()?,
+            blind,
             boot: self.boot,
             wall_us: self.clock.wall_us(),
             mono_us: self.clock.mono_us().saturating_sub(self.started_us),
@@ -158,7 +162,7 @@ impl Sequencer {
         }
         let trace = match draft.trace {
             // Not synced here: it is evidence that may be dropped, and its digest is in the entry.
-            Some(trace) => self.segment.append_trace(index, &trace)?,
+            Some(trace) => self.segment.append_trace(index, &trace),
             None => None,
         };
         Ok((Placed { index, leaf, bytes, at, trace }, entry))

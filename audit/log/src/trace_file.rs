@@ -13,15 +13,15 @@ pub(crate) const TRACE_HEAD: usize = 16;
 /// What is read at a time in search of the next whole frame.
 const SEARCH_BYTES: u64 = 64 * 1024;
 
-pub(crate) fn encode_trace(index: u64, trace: &[u8]) -> Vec<u8> {
-    let mut frame = Vec::with_capacity(TRACE_HEAD + trace.len());
+/// Adds a frame.
+pub(crate) fn encode_trace(frame: &mut Vec<u8>, index: u64, trace: &[u8]) {
+    frame.reserve(TRACE_HEAD + trace.len());
     #[expect(clippy::cast_possible_truncation, reason = "callers keep traces below TRACE_BYTES_MAX")]
     frame.extend_from_slice(&(trace.len() as u32).to_be_bytes());
     let sum = crc32c::crc32c_append(crc32c::crc32c(&index.to_be_bytes()), trace);
     frame.extend_from_slice(&sum.to_be_bytes());
     frame.extend_from_slice(&index.to_be_bytes());
     frame.extend_from_slice(trace);
-    frame
 }
 
 /// The trace frame at `offset`: the entry that it belongs to, the trace, and where the next one begins. `None` for a

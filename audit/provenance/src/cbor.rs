@@ -137,9 +137,12 @@ impl<'b> Reader<'b> {
 /// Writes into memory, which cannot fail; minicbor always chooses the shortest form.
 pub(crate) struct Writer(Encoder<Vec<u8>>);
 
+/// Most entries are as long as this.
+const ITEM_BYTES_USUAL: usize = 512;
+
 impl Writer {
     pub(crate) fn new() -> Self {
-        Self(Encoder::new(Vec::new()))
+        Self(Encoder::new(Vec::with_capacity(ITEM_BYTES_USUAL)))
     }
 
     pub(crate) fn array(&mut self, length: u64) -> &mut Self {

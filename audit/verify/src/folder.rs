@@ -223,6 +223,7 @@ pub fn check_log(
     let checkpoint = Checkpoint::open(&note, key)?;
     let witnessed = witnesses.map(|witnesses| witnessed(dir, key, &checkpoint, &note, witnesses)).transpose()?;
     let mut follower = LogFollower::new(dir, key);
+    follower.story.expect(checkpoint.size);
     while follower.size() < checkpoint.size {
         follower.advance(checkpoint.size, |taken| match &witnessed {
             Some((older, _)) if older.size == taken.tree.size() && older.root != taken.tree.root() => {
@@ -362,6 +363,11 @@ fn read(dir: &Path, path: &str, bytes_max: usize) -> Result<Vec<u8>, LogRefusal>
     read_file(&dir.join(path), bytes_max).map_err(|source| LogRefusal::File { path: path.to_owned(), source })
 }
 
+/// An opened and a sealed one.
+const ENTRIES_OF_A_REQUEST: u64 = 2;
+/// Room for them takes no memory before it is used.
+const REQUESTS_EXPECTED_MAX: usize = 1 << 22;
+
 /// What the entries say, taken in order.
 struct Story {
     key: VerifierKey,
@@ -418,6 +424,12 @@ impl Story {
         let (tenants, requests, incidents) = Default::default();
         let key = key.clone();
         Self { key, version: EntryVersion::V1, tenants, requests, incidents, report }
+    }
+
+    /// Makes room for the requests of so many entries. A checkpoint may say anything: for some of them, then.
+    fn expect(&mut self, entries: u64) {
+        let requests = usize::try_from(entries / ENTRIES_OF_A_REQUEST).unwrap_or(REQUESTS_EXPECTED_MAX);
+        self.requests.reserve(requests.min(REQUESTS_EXPECTED_MAX));
     }
 
     fn entry(&mut self, index: u64, leaf: Hash, entry: &Entry) -> Result<(), LogRefusal> {

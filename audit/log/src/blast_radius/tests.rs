@@ -305,13 +305,18 @@ fn a_trace_that_is_gone_or_was_changed_is_said_and_never_believed() {
         changed
     };
     let innocent = audit_provenance::Trace::default().encode();
-    let forged = frames(&|index, _| encode_trace(index, &innocent));
+    let frame_of = |index, trace: &[u8]| {
+        let mut frame = Vec::new();
+        encode_trace(&mut frame, index, trace);
+        frame
+    };
+    let forged = frames(&|index, _| frame_of(index, &innocent));
     std::fs::write(&path, forged).unwrap();
     let answer = history.ask(&asked).unwrap();
     assert_eq!((answer.unknown.trace_changed.first, answer.rows.len()), (vec![victim], before.rows.len() - 1));
 
     let torn = frames(&|index, trace| {
-        let mut frame = encode_trace(index, trace);
+        let mut frame = frame_of(index, trace);
         frame[20] ^= 1;
         frame
     });

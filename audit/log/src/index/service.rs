@@ -26,6 +26,8 @@ const ANSWER_WAIT: Duration = Duration::from_secs(2);
 const RECORDS_AT_A_TIME: usize = 512;
 /// How often one process makes an index anew. What fails more often than that stays away until somebody starts it again.
 const REBUILDS_MAX: u32 = 4;
+/// The nice value of the thread that a store belongs to: entries become durable first, and are found in the segments meanwhile.
+const NICE: i32 = 10;
 /// Between two looks at whether a store that had to stay behind may go on.
 const BEHIND_PAUSE: Duration = Duration::from_secs(10);
 /// How long the end of a thread is waited for when the log is shut down.
@@ -242,7 +244,13 @@ fn supervise(writer: &Arc<Writer>, keeper: &StoreKeeper) {
     for life in 1..=REBUILDS_MAX + 1 {
         let (of_thread, open) = (Arc::clone(writer), Arc::clone(&keeper.open));
         let thread = std::thread::Builder::new().name("audit-index-store".into());
-        let ended = thread.spawn(move || of_thread.run(&open, life)).map(JoinHandle::join);
+        let run = move || {
+            if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+                tracing::warn!(%error, "the index goes on with the priority of everything else");
+            }
+            of_thread.run(&open, life)
+        };
+        let ended = thread.spawn(run).map(JoinHandle::join);
         let reason = match ended {
             Ok(Ok(Ended::Closed)) => return,
             Ok(Ok(Ended::Wrong(reason))) => reason,

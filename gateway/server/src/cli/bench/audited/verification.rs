@@ -1,7 +1,7 @@
 //! What checking costs, on one core.
 
 use super::super::spread::{Series, Spread};
-use super::durable::write_requests;
+use super::durable::{OF_A_REQUEST, write_requests};
 use super::{BODY, Logs, open_entry, outcome};
 use anyhow::{Result, ensure};
 use audit_log::{AuditLog, ReceiptError};
@@ -26,17 +26,11 @@ const PUBLISHED_LOOK: Duration = Duration::from_millis(50);
 
 pub(super) async fn measure(logs: &Logs) -> Result<Json> {
     let (folder, log) = logs.open()?;
-    let writing: Vec<_> = (0..WRITERS)
-        .map(|writer| {
-            let (log, callers) = (log.clone(), Arc::clone(&logs.callers));
-            tokio::spawn(async move { write_requests(&log, &callers, writer, ENTRIES / 2 / WRITERS).await })
-        })
-        .collect();
-    for written in writing {
-        written.await??;
-    }
+    write(logs, &log).await?;
+    // Neither at the beginning of the tree nor at its end, where proofs are short.
     let permit = logs.callers.permit(0)?;
     let leaf = open_entry(&log, &permit).await?.seal(outcome(16, 1)).await?.leaf_hash;
+    write(logs, &log).await?;
     let receipt = receipt(&log, permit.principal(), permit.request()).await?;
     let key = VerifierKey::parse(log.verifier_key().trim_end())?;
     log.shutdown();
@@ -62,6 +56,21 @@ pub(super) async fn measure(logs: &Logs) -> Result<Json> {
         "receipt_us": Spread::of(&one)?,
         "receipt_bytes": receipt.len(),
     }))
+}
+
+/// Half of the log.
+async fn write(logs: &Logs, log: &AuditLog) -> Result<()> {
+    let requests = ENTRIES / 2 / OF_A_REQUEST / WRITERS;
+    let writing: Vec<_> = (0..WRITERS)
+        .map(|writer| {
+            let (log, callers) = (log.clone(), Arc::clone(&logs.callers));
+            tokio::spawn(async move { write_requests(&log, &callers, writer, requests).await })
+        })
+        .collect();
+    for written in writing {
+        written.await??;
+    }
+    Ok(())
 }
 
 /// A receipt as soon as there is one.
