@@ -113,8 +113,8 @@ const GO_REFERENCE: &str = "/usr/share/gocode/src/golang.org/x/mod/sumdb/tlog";
 /// Where Debian puts the security module that is none.
 const SOFTHSM: &str = "/usr/lib/softhsm/libsofthsm2.so";
 
-/// The tools that verify a receipt without our code (Go's reference packages, openssl) curl for the README's lines, and a
-/// security module for the signer's test.
+/// The tools that verify a receipt without our code (Go's reference packages, openssl), curl for the README's lines, a security
+/// module for the signer's test, and what makes system calls fail for the log's.
 pub(crate) fn foreign_tools() -> Result<()> {
     let mut packages = Vec::new();
     if !works(Command::new("go").arg("version")) {
@@ -131,6 +131,9 @@ pub(crate) fn foreign_tools() -> Result<()> {
     }
     if !Path::new(SOFTHSM).is_file() {
         packages.push("softhsm2");
+    }
+    if !works(Command::new("strace").arg("-V")) {
+        packages.push("strace");
     }
     if packages.is_empty() {
         return Ok(());
