@@ -8,6 +8,7 @@
 )]
 
 use super::*;
+use sha2::{Digest as _, Sha256};
 use std::collections::HashSet;
 
 fn statement() -> Statement {
@@ -97,6 +98,18 @@ fn the_same_evidence_gives_the_same_bytes() {
     for facts in [full(), Facts::default()] {
         assert_eq!(made(&facts), made(&facts));
     }
+}
+
+/// A verifier compares bytes with those of bundles that carry the same number: whoever changes one, changes both lines here.
+#[test]
+fn a_byte_of_a_report_changes_with_its_number_alone() {
+    let mut hash = Sha256::new();
+    for (name, bytes) in [full(), Facts::default()].iter().flat_map(made) {
+        hash.update(name);
+        hash.update(bytes);
+    }
+    let digest = hex::encode(hash.finalize());
+    assert_eq!((RENDERING, digest.as_str()), (1, "5363505edef31518b806620b86f3feed4ccbfe694c8adb9cbcb6be7a76611d60"));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The command as a user types it: exit status, words, JSON.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod made_bundle;
 mod real_log;
 
 use audit_provenance::Disclosure;
@@ -278,4 +279,56 @@ async fn a_log_is_witnessed_up_to_what_was_cosigned_and_no_other_tree_passes() {
     }
     write("checkpoint.witnessed", &note);
     assert_eq!(check().0, 1, "without its line it is not witnessed");
+}
+
+#[tokio::test]
+async fn a_bundle_is_checked_and_summed_up() {
+    let log = RealLog::open();
+    log.streamed(&log.acme, 1).await;
+    log.refused(&log.acme, 3, Label::of(TenantId::new(2).unwrap())).await;
+    log.log.shutdown();
+    let parts = made_bundle::parts(log.dir.path(), "acme", 0, u64::MAX);
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
+    let bundle = parts.bundle();
+    write("acme.tar", &bundle);
+    let (status, _, errors) = run(&["bundle", "acme.tar"], folder.path());
+    assert!(status == 2 && errors.contains("a signature proves nothing"), "{errors}");
+    let key = log.log.verifier_key();
+    let (status, text, _) = run(&["bundle", "acme.tar", "--key", &key], folder.path());
+    assert_eq!(status, 0, "{text}");
+    for line in [
+        "bundle      genuine\n",
+        "entries     6, numbers 0 to 5: none before or between is missing\n",
+        "responses   2: 1 isolation, 1 stop; 0 not sealed\n",
+        "incidents   1, 1 open\n",
+        "not shown   that no later entry belongs to the time",
+        "not shown   what the operator states of chains of others",
+        "not shown   that everybody is shown the same log: give --witness KEY\n",
+    ] {
+        assert!(text.contains(line), "no `{line}` in\n{text}");
+    }
+    std::fs::copy(log.key_file(), folder.path().join("log.vkey")).unwrap();
+    let (status, text, _) = run(&["bundle", "acme.tar", "--json"], folder.path());
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, value["result"].as_str(), value["key_given"].as_bool()), (0, Some("genuine"), Some(false)));
+    assert_eq!(value["unchecked"], serde_json::json!(["end", "stated", "witnesses"]));
+    assert_eq!(value["facts"]["pages"]["released_after_foreign"], 0);
+    let report_key = parts.report_key.verifier_key().to_string();
+    assert_eq!(run(&["bundle", "acme.tar", "--report-key", &report_key], folder.path()).0, 0);
+    assert_eq!(run(&["bundle", "acme.tar", "--report-key", "nonsense"], folder.path()).0, 2);
+    let (status, text, _) = run(&["bundle", "acme.tar", "--report-key", &key], folder.path());
+    assert!(status == 1 && text.contains("check       manifest"), "{text}");
+
+    let mut changed = bundle;
+    let place = changed.len() / 2;
+    changed[place] ^= 1;
+    write("acme.tar", &changed);
+    let (status, text, _) = run(&["bundle", "acme.tar"], folder.path());
+    assert!(status == 1 && text.contains("REFUSED") && text.contains("check       manifest"), "{text}");
+    let (status, text, _) = run(&["bundle", "acme.tar", "--json"], folder.path());
+    assert!(status == 1 && text.contains("\"check\":\"manifest\""), "{text}");
+    write("acme.tar", b"");
+    assert_eq!(run(&["bundle", "acme.tar"], folder.path()).0, 1);
+    assert_eq!(run(&["bundle", "missing.tar"], folder.path()).0, 2);
 }

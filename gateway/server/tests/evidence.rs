@@ -80,6 +80,7 @@ async fn what_gives_no_report_says_why() {
     refused(&with(&["--tenant", "nobody", "--from", "0", "--to", "9999999999"]), "has no entry of that tenant");
     refused(&with(&["--tenant", "acme", "--from", "0", "--to", "1"]), "2 entries in the log and none in that time");
     refused(&with(&["--tenant", "acme", "--from", "2026-12-02", "--to", "2026-12-01"]), "`--to` is before `--from`");
+    refused(&with(&["--tenant", "acme", "--from", "0", "--to", "253402300800"]), "is after the year 9999");
     refused(&with(&["--tenant", "acme", "--from", "yesterday", "--to", "1"]), "is no moment");
     refused(&with(&["--tenant", "a b", "--from", "0", "--to", "1"]), "is no tenant's name");
     refused(&with(&["--tenant", "acme", "--from", "0"]), "--to");

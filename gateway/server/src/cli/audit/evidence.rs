@@ -24,6 +24,8 @@ use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
 const KEY_BYTES_MAX: usize = 1_024;
+/// The last moment that RFC 3339 can write: the end of the year 9999.
+const TIME_MAX_US: u64 = 253_402_300_799_999_999;
 
 // Whose evidence, of when, and where the log is. (Its help is the command's.)
 #[derive(Clone, Debug, Args)]
@@ -61,6 +63,9 @@ pub(crate) fn run(arguments: &EvidenceArguments) -> Result<()> {
     let name = TenantName::parse(tenant).with_context(|| format!("`{tenant}` is no tenant's name"))?;
     if to < from {
         bail!("`--to` is before `--from`");
+    }
+    if *to > TIME_MAX_US {
+        bail!("`--to` is after the year 9999");
     }
     let output = arguments.output.clone().unwrap_or_else(|| PathBuf::from(format!("evidence-{name}.tar")));
     check_place(&output)?;
