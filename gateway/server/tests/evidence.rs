@@ -59,6 +59,16 @@ async fn a_report_of_a_log_that_is_being_written_to_is_a_genuine_bundle() {
         (code, value["certified"].as_bool(), value["facts"]["responses"]["sealed"].as_u64()),
         (Some(0), Some(true), Some(2))
     );
+    // Without the log's word for it the report key has to be told to the auditor.
+    std::fs::write(log.dir.path().join("report.certificate"), "another word").unwrap();
+    let (code, said, _) =
+        report(folder.path(), &[&["--log", dir, "--tenant", "acme", "--output", "third.tar"][..], &EVER].concat());
+    assert!(code == Some(0) && said.contains("gives it with --report-key"), "{said}");
+    let report_key = VerifierKey::parse(said.lines().last().unwrap().trim()).unwrap();
+    let bundle = std::fs::read(folder.path().join("third.tar")).unwrap();
+    let beside = BundleEvidence { report_key: Some(&report_key), witnesses: None };
+    assert!(check_bundle(&bundle, &key, beside, |_, _| {}).is_ok());
+    assert!(check_bundle(&bundle, &key, BundleEvidence::default(), |_, _| {}).is_err());
     log.streamed(&log.acme, 4).await;
     log.log.shutdown();
     audit_verify::check_log(log.dir.path(), &key, None, |_, _| {}).unwrap();

@@ -8,8 +8,8 @@ use crate::cli::{note, say};
 use anyhow::{Context, Result, bail};
 use audit_evidence::{
     CERTIFICATE, CHECKPOINT, Content, ENTRIES, ENTRIES_MAX, Evidence, FORMAT, Files, MANIFEST, NameOpening, Placed,
-    ProvenEntry, RENDERING, STATEMENT, Span, StatedAudit, Statement, VictimIncident, WithheldIncident, documents,
-    encode_entries, facts, sign_manifest,
+    ProvenEntry, RENDERING, STATEMENT, Span, StatedAudit, Statement, VictimIncident, WithheldIncident, certified,
+    documents, encode_entries, facts, sign_manifest,
 };
 use audit_log::{Clock as _, EvidenceQuery, Gathered, Proven, ReportKey, SystemClock, TenantNames, gather_evidence};
 use audit_provenance::Entry;
@@ -80,8 +80,11 @@ pub(crate) fn run(arguments: &EvidenceArguments) -> Result<()> {
     let key = verifier_key(&dir)?;
     let names = TenantNames::read(&dir)
         .context("the log's `keys/pseudonym.key` cannot be read: run this as the gateway's user")?;
-    let report_key = ReportKey::read(&dir)
+    let mut report_key = ReportKey::read(&dir)
         .context("the log has no `keys/report.skey` that can be read: the gateway makes it at its next start")?;
+    // A word of another key of the log, or for another key, vouches for nothing.
+    let given = report_key.signer.verifier_key();
+    report_key.certificate.take_if(|word| certified(word, &key).as_ref() != Ok(&given));
     let threads = arguments.threads.map_or_else(machine::cores, usize::from);
     let reference = names.reference(&name);
     let time_us = *from..=*to;
@@ -89,7 +92,6 @@ pub(crate) fn run(arguments: &EvidenceArguments) -> Result<()> {
     let gathered = gather(&dir, &query)?;
     let bundle = make(&gathered, &query, &key, &report_key)?;
     // Nobody is given what a verifier refuses.
-    let given = report_key.signer.verifier_key();
     let beside = BundleEvidence { report_key: report_key.certificate.is_none().then_some(&given), witnesses: None };
     let checked = check_bundle(&bundle, &key, beside, |_, _| {}).context("the bundle that was made is not sound")?;
     write(&output, &bundle)?;
@@ -268,7 +270,7 @@ fn tell(
         String::new()
     } else {
         format!(
-            "\nThe log's key is in another program and does not vouch for the report key: tell the auditor\n  {}",
+            "\nThe log's key does not vouch for the report key: tell the auditor, who gives it with --report-key\n  {}",
             checked.report_key
         )
     };
