@@ -375,7 +375,7 @@ pub fn check_trace(bytes: &[u8], sealed: &Sealing) -> Result<Trace, ReceiptRefus
     let mut pages = PageCounts::default();
     for run in &trace.pages {
         // The step that a violation stopped was read and is not counted.
-        let steps = sealed.steps + u64::from(sealed.reason == SealReason::Isolation);
+        let steps = sealed.steps.saturating_add(u64::from(sealed.reason == SealReason::Isolation));
         if u64::from(run.last_step) >= steps {
             return Err(contradicts("has pages of steps that the entry does not count"));
         }
@@ -406,7 +406,10 @@ fn check_response(
     let mut payloads = payloads(response)?;
     // A response that was broken off ends with the server's error, which is not the model's and is in no chain.
     let broken_off = !matches!(sealed.reason, SealReason::Stop | SealReason::Length);
-    if broken_off && payloads.len() as u64 == sealed.chunks + 1 && payloads.last().is_some_and(|last| is_error(last)) {
+    if broken_off
+        && Some(payloads.len() as u64) == sealed.chunks.checked_add(1)
+        && payloads.last().is_some_and(|last| is_error(last))
+    {
         payloads.pop();
     }
     if payloads.len() as u64 != sealed.chunks {
