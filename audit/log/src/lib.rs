@@ -23,6 +23,7 @@ mod index;
 mod keys;
 mod log;
 mod open_entry;
+mod own_entries;
 mod publish;
 mod queue;
 mod receipt;
@@ -46,7 +47,7 @@ pub use audit_provenance::{
     Violation,
 };
 pub use audit_provenance::{PageClass, PageRun, TenantRef};
-pub use audit_tlog::CosignerKey;
+pub use audit_tlog::{CosignerKey, Hash};
 pub use blast_radius::{
     BlastRadius, BlastRadiusError, BlastRadiusQuery, HOPS_MAX, LISTED_MAX, LIVES_MAX, Listed, ROWS_MAX, SHOWN_MAX,
     SharedLife, Suspect, Touched, Unknown, blast_radius,
@@ -61,6 +62,7 @@ pub use index::{IndexHealth, IndexStore, LookupError, PageReaders};
 pub use keys::TenantNames;
 pub use log::{AppendError, AuditLog, IncidentId, LogHealth, Recorded, RequestFacts};
 pub use open_entry::{OpenEntry, Outcome, Refused, Sealed};
+pub use own_entries::{OWN_ENTRIES_MAX, OwnEntries, OwnEntriesError, OwnEntriesQuery, OwnEntry};
 pub use receipt::ReceiptError;
 pub use replayed::Replayed;
 pub use report_key::ReportKey;

@@ -12,7 +12,7 @@ use std::io;
 use std::sync::{Arc, PoisonError};
 
 /// When a receipt that is not published yet is worth another try.
-const RETRY_AFTER_MS: u64 = 250;
+pub(crate) const RETRY_AFTER_MS: u64 = 250;
 /// A reader that lost its partial tiles to a newer publication takes the newer one, this often at most.
 pub(crate) const TRIES_MAX: usize = 4;
 
@@ -140,7 +140,7 @@ fn prove(
 }
 
 /// Whether the salts are those of the entry. A key made after the entry's was destroyed opens nothing of it.
-fn opens(openings: &Openings, opened: &Opened, index: u64) -> bool {
+pub(crate) fn opens(openings: &Openings, opened: &Opened, index: u64) -> bool {
     let right = Commitment::of(Field::Tenant, &openings.tenant, openings.tenant_name.as_bytes()) == opened.tenant_name;
     if !right {
         tracing::warn!(index, "the tenant's key is not the one of this entry: its receipt opens nothing");

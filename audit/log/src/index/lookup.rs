@@ -117,6 +117,11 @@ impl Lookup {
         lock(&self.source.known).outline.has_epoch(tenant, epoch)
     }
 
+    /// How many entries a tenant has.
+    pub(crate) fn entries_of(&self, tenant: TenantRef) -> u64 {
+        lock(&self.source.known).outline.entries_of(tenant)
+    }
+
     /// One entry, as it was committed; `None` when there is none with that index.
     pub(crate) fn entry(&self, index: u64) -> Result<Option<Entry>, LookupError> {
         Ok(self.source.entry(index)?.map(|read| read.entry))
