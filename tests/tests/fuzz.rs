@@ -181,6 +181,11 @@ fn receipt() {
 }
 
 #[test]
+fn mine() {
+    exercise("mine", SMALL_BYTES_MAX, targets::mine);
+}
+
+#[test]
 fn entry() {
     exercise("entry", SMALL_BYTES_MAX, targets::entry);
 }

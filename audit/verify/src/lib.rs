@@ -8,6 +8,8 @@ mod bundle;
 mod consistency;
 mod file;
 mod folder;
+mod mine;
+mod page;
 mod receipt;
 mod response;
 mod witnesses;
@@ -18,6 +20,8 @@ pub use bundle::{BundleEvidence, BundleRefusal, BundleReport, BundleUnchecked, c
 pub use consistency::{ConsistencyRefusal, ConsistencyReport, check_consistency};
 pub use file::read_file;
 pub use folder::{LogFollower, LogRefusal, LogReport, Taken, check_log};
+pub use mine::{Held, HistoryFault, MINE_BYTES_MAX, MineRefusal, MineReport, check_mine};
+pub use page::{VerifierPage, page};
 pub use receipt::{Evidence, ReceiptRefusal, ReceiptReport, ReplayAnswer, Unchecked, check_receipt, check_trace};
 pub use response::{PayloadError, RESPONSE_BYTES_MAX, payloads};
 pub use witnesses::{WitnessRefusal, Witnessed, Witnesses, WitnessesError};

@@ -8,8 +8,8 @@ mod print;
 use anyhow::{Context as _, bail};
 use audit_tlog::{ADD_CHECKPOINT_BYTES_MAX, CosignerKey, PROOF_BYTES_MAX, VerifierKey};
 use audit_verify::{
-    BUNDLE_BYTES_MAX, BundleEvidence, Evidence, RESPONSE_BYTES_MAX, Witnesses, check_bundle, check_consistency,
-    check_log, check_receipt, read_file,
+    BUNDLE_BYTES_MAX, BundleEvidence, Evidence, Held, MINE_BYTES_MAX, RESPONSE_BYTES_MAX, Witnesses, check_bundle,
+    check_consistency, check_log, check_mine, check_receipt, page, read_file,
 };
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -82,6 +82,28 @@ enum What {
         #[arg(long)]
         json: bool,
     },
+    /// Check what the gateway answered to `/v1/isolation/mine`: that it is all of your entries, each in the signed log.
+    Mine {
+        /// The pages, in any order.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// The log's verifier key, or a file that holds it. Otherwise `log.vkey` beside the first page.
+        #[arg(long, value_name = "KEY|FILE")]
+        key: Option<String>,
+        /// A receipt that you hold: the pages go on right behind its entry instead of beginning with your first one.
+        #[arg(long, value_name = "FILE")]
+        after: Option<PathBuf>,
+        /// A receipt that you hold, whose entry must be among these: then the tail is not cut before it.
+        #[arg(long, value_name = "FILE")]
+        receipt: Option<PathBuf>,
+        #[command(flatten)]
+        witnesses: WitnessArguments,
+        /// One line of JSON instead of text.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the page that checks receipts in a browser, for use without a gateway.
+    Page,
     /// Check a whole log: every entry, tile, chain and pair.
     Log {
         /// The log's folder.
@@ -206,6 +228,28 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
             };
             out.write_all(text.as_bytes())?;
             Ok(checked.is_ok())
+        }
+        What::Mine { files, key, after, receipt, witnesses, json } => {
+            let witnesses = witnesses.witnesses()?;
+            let folder = files.first().and_then(|file| file.parent()).unwrap_or(Path::new(""));
+            let key = find_key(key.as_deref(), folder, "the pages")?;
+            let pages = files.iter().map(|file| read(file, MINE_BYTES_MAX)).collect::<anyhow::Result<Vec<_>>>()?;
+            let after = after.map(|path| read(&path, PROOF_BYTES_MAX)).transpose()?;
+            let receipt = receipt.map(|path| read(&path, PROOF_BYTES_MAX)).transpose()?;
+            let held = Held { after: after.as_deref(), receipt: receipt.as_deref(), witnesses: witnesses.as_ref() };
+            let checked = check_mine(&pages, &key.key, held);
+            let text = match (&checked, json) {
+                (Ok(report), false) => print::mine(report, &key),
+                (Ok(report), true) => print::mine_json(report, &key),
+                (Err(refusal), false) => print::refusal("entries", refusal.check(), refusal),
+                (Err(refusal), true) => print::refusal_json(refusal.check(), refusal),
+            };
+            out.write_all(text.as_bytes())?;
+            Ok(checked.is_ok())
+        }
+        What::Page => {
+            out.write_all(page().html.as_bytes())?;
+            Ok(true)
         }
         What::Log { dir, key, witnesses, json } => {
             let witnesses = witnesses.witnesses()?;

@@ -1,8 +1,10 @@
 //! What `bulkhead-verify` says.
 
 mod bundle;
+mod mine;
 
 pub(crate) use bundle::{bundle, bundle_json};
+pub(crate) use mine::{mine, mine_json};
 
 use crate::GivenKey;
 use audit_provenance::{Coverage, Handover, Opened, SealReason};

@@ -1,5 +1,5 @@
-//! Two verifiers that share no code with the product, in two languages, on receipts of a real log: both accept them, and
-//! both refuse them after one changed byte. A bundle of evidence carries one of its own.
+//! Three verifiers that share no code with the product, in three languages, on receipts of a real log: all accept them, and
+//! all refuse them after one changed byte. A bundle of evidence carries one of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod made_bundle;
@@ -211,4 +211,15 @@ async fn a_bundle_is_checked_by_python_and_openssl_too() {
     std::fs::write(&path, parts.bundle()).unwrap();
     assert_eq!(python_bundle(&other.key_file(), &path).0, Some(1));
     assert_eq!(run(b"no archive").0, Some(1));
+}
+
+/// The page's own verifier, without a browser. What it makes of everything else is in `page.rs`.
+#[tokio::test]
+async fn javascript_agrees() {
+    let node = |key: &Path, receipt: &Path| {
+        let run = Command::new("node").arg(verifier("receipt.mjs")).args([key, receipt]).output();
+        run.expect("`node` is missing: apt-get install nodejs")
+    };
+    check_before(node);
+    check(node).await;
 }

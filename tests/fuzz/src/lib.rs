@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use audit_provenance::{Disclosure, Entry, Trace};
 use audit_tlog::{TILE_WIDTH, TlogProof, VerifierKey, parse_bundle};
-use audit_verify::{Evidence, check_receipt, payloads};
+use audit_verify::{Evidence, Held, check_mine, check_receipt, payloads};
 use engine_model::{ChatMessage, ChatTemplate, Gguf, InProcess, LoadOptions, Model, Tokenizer, inspect};
 use tempfile::TempDir;
 
@@ -154,6 +154,16 @@ pub fn receipt(data: &[u8]) {
         assert_eq!(proof.encode().as_bytes(), data, "a receipt has two forms");
     }
     let _refused = payloads(data);
+}
+
+/// A page of own entries, as `bulkhead-verify mine` reads it.
+pub fn mine(data: &[u8]) {
+    if let Ok(report) = check_mine(&[data.to_vec()], key(), Held::default()) {
+        // The log of the key has two entries of one tenant; none, or the first, may be all that a page has.
+        let shown: u64 = report.kinds.values().sum();
+        assert_eq!(report.numbers, (0, shown + report.withheld), "entries that are not in the log are believed");
+        assert!(report.numbers.1 <= 2, "entries that are not in the log are believed");
+    }
 }
 
 /// What the log holds: entries, traces and disclosures have one form each.

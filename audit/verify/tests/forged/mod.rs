@@ -121,6 +121,11 @@ impl Forge {
         (Files(files), checkpoint)
     }
 
+    /// The log as it was with so many entries.
+    pub(crate) fn prefix(&self, size: usize) -> Self {
+        Self { entries: self.entries[..size].to_vec(), version: self.version, heads: HashMap::new() }
+    }
+
     /// A receipt for any two entries.
     pub(crate) fn receipt(&self, opened: u64, sealed: u64, trace: &Trace) -> TlogProof {
         let (files, checkpoint) = self.files();
