@@ -8,6 +8,7 @@ use crate::host::{self, Host};
 use crate::metrics::{Metrics, StartMetricsError};
 use crate::open_files;
 use crate::operators::Operators;
+use crate::own_entries::OwnEntriesTurns;
 use crate::replays::{ReplaySettings, Replays};
 use crate::respond::RequestError;
 use crate::tls::{self, LoadTlsError};
@@ -41,6 +42,7 @@ pub(crate) struct Services {
     pub(crate) audit: AuditLog,
     pub(crate) audits: Audits,
     pub(crate) operators: Operators,
+    pub(crate) own_entries: OwnEntriesTurns,
     /// Whether connections are encrypted.
     pub(crate) tls: bool,
     pub(crate) replays: Replays,
@@ -330,6 +332,7 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         audit,
         audits: Audits::new(config.probes),
         operators: Operators::new(operators),
+        own_entries: OwnEntriesTurns::default(),
         tls: config.tls.is_some(),
         replays,
         webhooks,

@@ -18,6 +18,7 @@ mod json;
 mod metrics;
 mod open_files;
 mod operators;
+mod own_entries;
 mod replays;
 mod reply;
 mod respond;

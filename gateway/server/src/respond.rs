@@ -6,7 +6,7 @@
 use crate::exchange::{Answer, BodyError, Gone};
 use crate::framing::FramingError;
 use crate::json::ParseRequestError;
-use audit_log::{AppendError, ConsistencyError, IncidentId, Leg, LookupError, ReceiptError};
+use audit_log::{AppendError, ConsistencyError, IncidentId, Leg, LookupError, OwnEntriesError, ReceiptError};
 use engine_model::{ChatTemplateError, RenderError};
 use engine_runtime::{StepError, SubmitError, TokenizeError};
 use gateway_auth::AuthError;
@@ -63,6 +63,14 @@ pub(crate) enum RequestError {
     Consistency(#[from] ConsistencyError),
     #[error("`?from=` takes the size of the checkpoint that you hold, a whole number")]
     ConsistencyFrom,
+    #[error(transparent)]
+    OwnEntries(#[from] OwnEntriesError),
+    #[error(
+        "`from` and `to` take your entries' numbers, `from` the lesser one, and `held` the size of a checkpoint: whole numbers"
+    )]
+    OwnEntriesQuery,
+    #[error("another answer with entries of this tenant is being made")]
+    OwnEntriesBusy { retry_after_ms: u64 },
     #[error("the operator named this tenant as no probe (`[audit] probes`), so it records no audits")]
     NoProbe,
     #[error("this takes a second person: another operator has to say the same of the same evidence")]
@@ -257,7 +265,11 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::Consistency(ConsistencyError::Damaged { .. }) => {
             Refusal::internal(500, "log_damaged", "The stored log does not verify.".to_owned())
         }
-        RequestError::ConsistencyFrom => Refusal::caller(400, "invalid_query", message),
+        RequestError::ConsistencyFrom | RequestError::OwnEntriesQuery => Refusal::caller(400, "invalid_query", message),
+        RequestError::OwnEntries(error) => own_entries(error, message),
+        RequestError::OwnEntriesBusy { retry_after_ms } => {
+            Refusal::overload(429, "own_entries_busy", message, *retry_after_ms)
+        }
         RequestError::SecondPerson => Refusal::caller(409, "second_person_needed", message),
         RequestError::TooManyProposals => Refusal::overload(429, "too_many_proposals", message, RETRY_AFTER_MS),
         RequestError::Append(AppendError::NoIncident) => Refusal::caller(404, "incident_not_found", message),
@@ -277,6 +289,23 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::Entropy => Refusal::internal(500, "no_entropy", message),
         // Nobody is there to read it; the status is for the metrics.
         RequestError::Gone(Gone) => Refusal::caller(499, "client_gone", message).closing(),
+    }
+}
+
+fn own_entries(error: &OwnEntriesError, message: String) -> Refusal {
+    match error {
+        // Whoever knows of more than this log has found something out.
+        OwnEntriesError::Ahead { .. } | OwnEntriesError::HeldAhead { .. } => {
+            Refusal::caller(409, "log_is_shorter", message)
+        }
+        OwnEntriesError::NotYet { retry_after_ms } => {
+            // Not an error, as with a receipt that is on its way.
+            let refusal = Refusal::overload(202, "entries_not_published", message, *retry_after_ms);
+            Refusal { kind: "not_published", ..refusal }
+        }
+        OwnEntriesError::Damaged { .. } => {
+            Refusal::internal(500, "log_damaged", "The stored log does not verify.".to_owned())
+        }
     }
 }
 

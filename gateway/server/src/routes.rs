@@ -6,6 +6,7 @@ use crate::exchange::{Answer, Exchange, Site};
 use crate::gateway::Services;
 use crate::generate::Api;
 use crate::operators::{DECISION_BYTES_MAX, Decision, Operator, Wanted, parse_id, tenant_view};
+use crate::own_entries;
 use crate::reply::Reply;
 use crate::respond::{Fault, RequestError, refusal};
 use crate::serve::serve;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 const JSON: &str = "application/json";
 const OPERATOR_INCIDENT: &str = "/v1/operator/incidents/";
 const TEXT: &str = "text/plain; charset=utf-8";
+const HTML: &str = "text/html; charset=utf-8";
 /// Version of the Prometheus text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -32,6 +34,10 @@ enum Route {
     Receipt(String),
     VerifierKey,
     Consistency,
+    /// A tenant's own entries.
+    OwnEntries,
+    /// The page that checks a receipt.
+    VerifierPage,
     Audits,
     /// What a tenant may know of incidents.
     Incidents,
@@ -48,6 +54,8 @@ impl Route {
             "/v1/models" => Some(Self::Models),
             "/v1/isolation/key" => Some(Self::VerifierKey),
             "/v1/isolation/proof/consistency" => Some(Self::Consistency),
+            own_entries::PATH => Some(Self::OwnEntries),
+            "/verify" => Some(Self::VerifierPage),
             "/v1/isolation/audits" => Some(Self::Audits),
             "/v1/isolation/incidents" => Some(Self::Incidents),
             "/v1/operator/incidents" => Some(Self::OperatorIncidents),
@@ -74,6 +82,8 @@ impl Route {
             | Self::Receipt(_)
             | Self::VerifierKey
             | Self::Consistency
+            | Self::OwnEntries
+            | Self::VerifierPage
             | Self::Incidents
             | Self::OperatorIncidents => "GET, HEAD",
             Self::OperatorIncident(_) => "GET, HEAD, POST",
@@ -93,6 +103,8 @@ impl Route {
             Self::Receipt(_) => "receipt",
             Self::VerifierKey => "verifier_key",
             Self::Consistency => "consistency",
+            Self::OwnEntries => "own_entries",
+            Self::VerifierPage => "verifier_page",
             Self::Audits => "audits",
             Self::Incidents => "incidents",
             Self::OperatorIncidents => "operator_incidents",
@@ -139,6 +151,8 @@ async fn follow(http: &mut Exchange, route: Route, on: &Arc<Services>) -> Result
         Route::Receipt(id) => receipt(authenticate(http, on)?, &id, on).await?,
         Route::VerifierKey => Answer::new(200, TEXT, on.audit.verifier_key()),
         Route::Consistency => consistency(http, on).await?,
+        Route::OwnEntries => own_entries::answer(authenticate(http, on)?, http.query(), on).await?,
+        Route::VerifierPage => verifier_page(),
         Route::Audits => record_audit(http, on).await?,
         Route::Incidents => incidents_of(authenticate(http, on)?, on).await?,
         Route::OperatorIncidents => {
@@ -246,6 +260,22 @@ async fn consistency(http: &Exchange, on: &Arc<Services>) -> Result<Answer, Requ
     // A cache that leaves the query out of its keys would answer with the proof of another size.
     let headers = vec![("cache-control", "no-store".to_owned())];
     Ok(Answer { headers, ..Answer::new(200, TEXT, proof) })
+}
+
+/// The page that checks a receipt where it is shown. It is for everybody, holds nothing of anybody, and may not load or send
+/// anything.
+fn verifier_page() -> Answer {
+    let page = audit_verify::page();
+    let headers = vec![
+        ("content-security-policy", page.content_security_policy.clone()),
+        // Asked for again each time: nobody checks with the page of an older version.
+        ("cache-control", "no-cache".to_owned()),
+        ("x-content-type-options", "nosniff".to_owned()),
+        ("referrer-policy", "no-referrer".to_owned()),
+        ("cross-origin-opener-policy", "same-origin".to_owned()),
+        ("cross-origin-resource-policy", "same-origin".to_owned()),
+    ];
+    Answer { headers, ..Answer::new(200, HTML, page.html.as_str()) }
 }
 
 /// Writes what a probe says of the isolation to the log.
