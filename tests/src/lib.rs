@@ -4,11 +4,13 @@
 #![forbid(unsafe_code)]
 
 mod binary;
+mod browser;
 mod client;
 mod demo;
 mod program;
 
 pub use binary::{binary, model_path, repository, run};
+pub use browser::Browser;
 pub use client::{Client, Event, Response, chat};
 pub use demo::{Demo, Tenant};
 pub use program::Program;

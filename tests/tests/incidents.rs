@@ -128,6 +128,40 @@ fn each_side_sees_its_own(w: &World) -> Result<String> {
     Ok(full["id"].as_str().context("no id")?.to_owned())
 }
 
+/// The recipient's own entries show that there are incidents among them, and nothing of the other side or of persons.
+fn own_entries_name_nobody_else(w: &World) -> Result<()> {
+    let full = data(&w.ada.get("/v1/operator/incidents")?)?.swap_remove(0);
+    let hex = |field: &str| -> Result<Vec<u8>> { Ok(hex::decode(full[field].as_str().context("no reference")?)?) };
+    let (victim, recipient) = (hex("victim")?, hex("recipient")?);
+    let (mut mine, mut tries) = (w.acme.get("/v1/isolation/mine")?, 0);
+    // Until the last move is published.
+    while mine.status == 202 || !mine.json()?["next"].is_null() {
+        tries += 1;
+        ensure!(tries < 200, "not published within ten seconds");
+        std::thread::sleep(Duration::from_millis(50));
+        mine = w.acme.get("/v1/isolation/mine")?;
+    }
+    let page = mine.json()?;
+    let entries = page["entries"].as_array().context("no entries")?;
+    let holds = |entry: &Value, needle: &[u8]| {
+        let bytes = entry["entry"].as_str().and_then(|text| BASE64_STANDARD.decode(text).ok()).unwrap_or_default();
+        bytes.windows(needle.len()).any(|window| window == needle)
+    };
+    ensure!(!entries.iter().any(|entry| holds(entry, &victim)), "the victim is named");
+    ensure!(entries.iter().any(|entry| holds(entry, &recipient)), "they are the recipient's");
+    // The incident itself and what persons did; the program's own move is shown.
+    let withheld = entries.iter().filter(|entry| entry["leaf"].is_string()).count();
+    ensure!(withheld == full["moves"].as_array().context("no moves")?.len(), "{withheld} are withheld: {full}");
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("mine.json"), &mine.body)?;
+    std::fs::write(folder.path().join("log.vkey"), &w.acme.get("/v1/isolation/key")?.body)?;
+    let mut command = Command::new(binary("bulkhead-verify")?);
+    let said = run(command.args(["mine", "mine.json", "--json"]).current_dir(folder.path()))?;
+    let said: Value = serde_json::from_slice(&said.stdout)?;
+    ensure!(said["withheld"] == withheld && said["responses"]["isolation"] == 1, "{said}");
+    Ok(())
+}
+
 /// What persons decide; what takes two is not done by one.
 fn persons_decide(w: &World, id: &str) -> Result<()> {
     let path = format!("/v1/operator/incidents/{id}");
@@ -195,6 +229,7 @@ async fn an_incident_has_a_life_that_two_persons_end() -> Result<()> {
     blocking(move || {
         let id = each_side_sees_its_own(&w)?;
         persons_decide(&w, &id)?;
+        own_entries_name_nobody_else(&w)?;
         let log = w.data_dir.path().join("log");
         the_program_says_so(w.gateway.address(), &w.ada_key, &log, &id)
     })
