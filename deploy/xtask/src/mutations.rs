@@ -16,6 +16,8 @@ mod incidents;
 mod index;
 mod kernels;
 mod link;
+mod own_entries;
+mod page;
 mod prefix;
 mod remote;
 mod replays;
@@ -69,6 +71,8 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         index::INDEX,
         kernels::KERNELS,
         link::LINK,
+        own_entries::OWN_ENTRIES,
+        page::PAGE,
         prefix::PREFIX,
         remote::REMOTE,
         replays::REPLAYS,

@@ -113,8 +113,12 @@ const GO_REFERENCE: &str = "/usr/share/gocode/src/golang.org/x/mod/sumdb/tlog";
 /// Where Debian puts the security module that is none.
 const SOFTHSM: &str = "/usr/lib/softhsm/libsofthsm2.so";
 
-/// The tools that verify a receipt without our code (Go's reference packages, openssl), curl for the README's lines, a security
-/// module for the signer's test, and what makes system calls fail for the log's.
+/// Where Debian puts the browser and what drives it.
+const BROWSER: [&str; 2] = ["/usr/bin/chromium", "/usr/bin/chromedriver"];
+
+/// The tools that verify a receipt without our code (Go's reference packages, openssl, node), curl for the README's lines, a
+/// security module for the signer's test, what makes system calls fail for the log's, and a browser for the page that checks
+/// receipts.
 pub(crate) fn foreign_tools() -> Result<()> {
     let mut packages = Vec::new();
     if !works(Command::new("go").arg("version")) {
@@ -134,6 +138,12 @@ pub(crate) fn foreign_tools() -> Result<()> {
     }
     if !works(Command::new("strace").arg("-V")) {
         packages.push("strace");
+    }
+    if !works(Command::new("node").arg("--version")) {
+        packages.push("nodejs");
+    }
+    if !BROWSER.iter().all(|program| Path::new(program).exists()) {
+        packages.extend(["chromium", "chromium-driver"]);
     }
     if packages.is_empty() {
         return Ok(());

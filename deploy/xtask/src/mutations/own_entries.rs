@@ -1,0 +1,138 @@
+//! The checks on what a tenant is shown of its own entries, and on whoever shows it.
+
+use super::Mutation;
+
+const SHOW: &str = "audit/log/src/own_entries.rs";
+const ASK: &str = "gateway/server/src/own_entries.rs";
+const VERIFY: &str = "audit/verify/src/mine.rs";
+
+pub(super) const OWN_ENTRIES: &[Mutation] = &[
+    Mutation {
+        name: "own entries: an entry says itself whose it is",
+        file: SHOW,
+        find: "entry.head.tenant.is_some_and(|link| (link.tenant, link.number) == (self.tenant, number))",
+        replace: "entry.head.tenant.is_none_or(|link| link.number >= number || link.tenant != self.tenant)",
+        packages: &["audit-log"],
+        tests: "test(an_entry_of_somebody_else_is_not_shown_whatever_the_index_says)",
+    },
+    Mutation {
+        name: "own entries: a tenant is its name",
+        file: SHOW,
+        find: "let tenant = shared.keys.tenant_ref(principal.name());",
+        replace: "let tenant = shared.tenant_ref(principal.tenant()).unwrap_or(shared.keys.tenant_ref(principal.name()));",
+        packages: &["audit-log"],
+        tests: "test(a_tenant_sees_its_own_entries_and_no_other)",
+    },
+    Mutation {
+        name: "own entries: what names somebody else is not shown",
+        file: SHOW,
+        find: "victim.is_none() && page.is_none() && generation.is_none()",
+        replace: "victim.is_none() || page.is_some() || generation.is_some()",
+        packages: &["audit-log"],
+        tests: "test(what_names_somebody_else_is_shown_by_its_hash_alone)",
+    },
+    Mutation {
+        name: "own entries: an answer has a bound",
+        file: SHOW,
+        find: "let wanted = to.saturating_sub(query.from).min(OWN_ENTRIES_MAX);",
+        replace: "let wanted = to.saturating_sub(query.from);",
+        packages: &["audit-log"],
+        tests: "test(no_more_is_shown_than_was_asked_for_and_the_rest_is_named)",
+    },
+    Mutation {
+        name: "own entries: nothing is shown that is not published",
+        file: SHOW,
+        find: "let covered = indices.partition_point(|index| *index < published.size);",
+        replace: "let covered = indices.partition_point(|index| *index < u64::MAX);",
+        packages: &["audit-log"],
+        tests: "test(what_is_not_published_comes_later)",
+    },
+    Mutation {
+        name: "own entries: numbers have one form",
+        file: ASK,
+        find: "filter(|number: &u64| number.to_string() == digits)",
+        replace: "filter(|number: &u64| number.to_string().len() <= digits.len())",
+        packages: &["gateway-server"],
+        tests: "test(numbers_have_one_form_and_stand_once)",
+    },
+    Mutation {
+        name: "own entries: one answer of a tenant is made at a time",
+        file: ASK,
+        find: "if begun { Ok(()) }",
+        replace: "if begun || RETRY_AFTER_MS > 0 { Ok(()) }",
+        packages: &["gateway-server"],
+        tests: "test(a_tenant_has_one_turn_and_takes_nobody_else_s)",
+    },
+    Mutation {
+        name: "own entries: each is in the signed log",
+        file: VERIFY,
+        find: "            .map_err(|source| MineRefusal::Inclusion { number, source })?;",
+        replace: "            .map_err(|source| MineRefusal::Inclusion { number, source }).or_else(|_| Ok::<(), MineRefusal>(()))?;",
+        packages: &["audit-verify"],
+        tests: "test(nothing_is_left_out_and_nothing_stands_for_another)",
+    },
+    Mutation {
+        name: "own entries: numbers have no gap",
+        file: VERIFY,
+        find: "if link.number != number {",
+        replace: "if link.number < number {",
+        packages: &["audit-verify"],
+        tests: "test(nothing_is_left_out_and_nothing_stands_for_another) | test(an_entry_that_does_not_continue_the_one_before_is_refused)",
+    },
+    Mutation {
+        name: "own entries: each continues the one before",
+        file: VERIFY,
+        find: "if link.previous != self.previous {",
+        replace: "if link.previous != self.previous && link.number == 0 {",
+        packages: &["audit-verify"],
+        tests: "test(an_entry_that_does_not_continue_the_one_before_is_refused)",
+    },
+    Mutation {
+        name: "own entries: they are one tenant's",
+        file: VERIFY,
+        find: "let link = entry.head.tenant.filter(|link| link.tenant == self.tenant);",
+        replace: "let link = entry.head.tenant;",
+        packages: &["audit-verify"],
+        tests: "test(nothing_is_left_out_and_nothing_stands_for_another)",
+    },
+    Mutation {
+        name: "own entries: pages are of one history",
+        file: VERIFY,
+        find: "            _ => fault(HistoryFault::NoProof { held: before.size }),",
+        replace: "            _ => Ok(()),",
+        packages: &["audit-verify"],
+        tests: "test(pages_are_of_one_history)",
+    },
+    Mutation {
+        name: "own entries: a log has one tree of a size",
+        file: VERIFY,
+        find: "return if same { Ok(()) } else { Err(MineRefusal::Forked { size: before.size }) };",
+        replace: "return if same || place > 0 { Ok(()) } else { Err(MineRefusal::Forked { size: before.size }) };",
+        packages: &["audit-verify"],
+        tests: "test(pages_are_of_one_history)",
+    },
+    Mutation {
+        name: "own entries: a receipt that is held is continued",
+        file: VERIFY,
+        find: "            walk.previous = Digest(leaf_hash(&report.entry).0);",
+        replace: "            walk.previous = Digest(leaf_hash(&[]).0);",
+        packages: &["audit-verify"],
+        tests: "test(a_receipt_from_before_is_continued)",
+    },
+    Mutation {
+        name: "own entries: a cut tail is noticed",
+        file: VERIFY,
+        find: "        if number >= end {",
+        replace: "        if number >= end && more {",
+        packages: &["audit-verify"],
+        tests: "test(a_cut_tail_shows_against_a_later_receipt)",
+    },
+    Mutation {
+        name: "own entries: witnesses have seen the newest checkpoint",
+        file: VERIFY,
+        find: "witnesses.check(&newest, note.as_bytes())",
+        replace: "witnesses.check(&newest, note.as_bytes()).or_else(|_| Ok::<_, WitnessRefusal>(Vec::new()))",
+        packages: &["audit-verify"],
+        tests: "test(the_newest_checkpoint_is_the_one_that_witnesses_must_have_seen)",
+    },
+];
