@@ -498,6 +498,8 @@ fn of_every_form_of_a_checkpoint_and_of_a_key_both_say_the_same() {
         format!("{text}\n\u{2014} empty \n{line}"),
         format!("{text}\n\u{2014} bad QQ\n{line}"),
         format!("{text}\n\u{2014} bad QR==\n{line}"),
+        format!("{text}\n\u{2014} bad AAAAAAAAAA==\n{line}"),
+        format!("{text}\n\u{2014} bad AAAAAAAAAB==\n{line}"),
         format!("{text}{line}"),
         String::from("\n"),
     ];
