@@ -6,6 +6,7 @@ use audit_provenance::{Body, Entry, PageClass, SealReason, Sealing, TenantRef};
 use audit_tlog::{Checkpoint, VerifierKey};
 use audit_verify::{LogFollower, LogRefusal, ReceiptRefusal, check_trace};
 use audit_witness::{Examine, Examined};
+use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -19,6 +20,8 @@ pub struct Audited {
     pub responses: u64,
     /// Of these, responses whose trace is not there: dropped, too long to be kept, or lost in a crash. Their entries were checked.
     pub without_trace: u64,
+    /// Responses whose trace was dropped for its age, as the log says. Their entries were checked.
+    pub pruned: u64,
     /// Responses that were stopped because of an isolation fault, with an incident in the log.
     pub stopped: u64,
 }
@@ -107,7 +110,8 @@ struct Reading {
 
 impl Reading {
     fn new(dir: &Path, key: &VerifierKey) -> Self {
-        let rules = Rules { traces: Traces::new(dir), lives: PageLives::default(), audited: Audited::default() };
+        let (lives, audited, missing) = Default::default();
+        let rules = Rules { traces: Traces::new(dir), lives, audited, missing };
         Self { follower: LogFollower::new(dir, key), rules, objection: None }
     }
 }
@@ -197,11 +201,20 @@ struct Rules {
     traces: Traces,
     lives: PageLives,
     audited: Audited,
+    /// Responses that no trace was found of, in order: the log may say later that those were dropped.
+    missing: VecDeque<u64>,
 }
 
 impl Rules {
     fn apply(&mut self, index: u64, entry: &Entry) -> Result<(), Objection> {
         self.audited.entries = index + 1;
+        if let Body::Prune(prune) = &entry.body {
+            // What may be dropped, and what is held, the entry was compared with before.
+            while self.missing.pop_front_if(|missing| *missing < prune.before).is_some() {
+                self.audited.pruned += 1;
+                self.audited.without_trace -= 1;
+            }
+        }
         let (Body::Sealed(sealed), Some(link)) = (&entry.body, entry.head.tenant) else { return Ok(()) };
         self.audited.responses += 1;
         self.audited.stopped += u64::from(sealed.reason == SealReason::Isolation);
@@ -212,6 +225,7 @@ impl Rules {
             Some(trace) => self.trace(index, entry.head.boot, link.tenant, sealed, &trace),
             None => {
                 self.audited.without_trace += 1;
+                self.missing.push_back(index);
                 Ok(())
             }
         }

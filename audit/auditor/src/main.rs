@@ -165,8 +165,11 @@ fn catch_up(auditor: &Auditor, checkpoint: &Checkpoint) -> Result<Audited, Exami
 }
 
 fn told(audited: Audited) -> String {
-    let Audited { entries, responses, without_trace, stopped } = audited;
-    format!("{entries} entries, {responses} responses, {stopped} of them stopped, {without_trace} without their trace")
+    let Audited { entries, responses, without_trace, pruned, stopped } = audited;
+    let dropped = if pruned > 0 { format!(", {pruned} whose trace was dropped for its age") } else { String::new() };
+    format!(
+        "{entries} entries, {responses} responses, {stopped} of them stopped, {without_trace} without their trace{dropped}"
+    )
 }
 
 fn listen_there(listen: SocketAddr, witness: Witness) -> anyhow::Result<()> {

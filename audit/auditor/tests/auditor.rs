@@ -5,7 +5,7 @@
 mod forged;
 
 use audit_auditor::{Audited, Auditor, Examined, WITHOUT_TRACE_PERCENT};
-use audit_provenance::{ChunkRun, PageClass, PageRun, SealReason, TenantRef, Trace};
+use audit_provenance::{Body, ChunkRun, PageClass, PageRun, Prune, SealReason, TenantRef, Trace};
 use audit_tlog::{AddCheckpoint, Checkpoint};
 use audit_witness::{Answer, Witness, make_key};
 use forged::{ACME, Forge, GLOBEX, incident, opened, sealed, signer, trace};
@@ -173,6 +173,33 @@ fn a_lost_trace_is_counted_and_takes_no_other_with_it() {
     assert_eq!(made.audited().unwrap().without_trace, 4);
     made.traces.clear();
     assert_eq!(made.audited().unwrap().without_trace, 4);
+}
+
+#[test]
+fn traces_that_the_log_says_to_be_dropped_for_their_age_are_no_objection() {
+    const DAY_US: u64 = 24 * 3_600 * 1_000_000;
+    let mut made = Made::new();
+    let answers = |made: &mut Made, numbers: std::ops::Range<u8>| {
+        for number in numbers {
+            made.answer(ACME, number, &reads(number.into(), 1, PageClass::Own));
+        }
+    };
+    answers(&mut made, 1..21);
+    let (before, newest_us) = (made.forge.entries.len() as u64, forged::START_US + 60_000);
+    made.traces.clear();
+    made.forge.later_us = 3 * DAY_US;
+    answers(&mut made, 21..31);
+    let audit = |made: &Made| {
+        let checkpoint = made.write();
+        said(Auditor::new(made.path(), signer().verifier_key(), WITHOUT_TRACE_PERCENT).audit(&checkpoint, |_| {}))
+    };
+    assert!(audit(&made).unwrap_err().starts_with("20 of 30 responses have no trace"));
+    made.forge.add(None, Body::Prune(Prune { before, newest_us, retention_days: 2 }));
+    let audited = audit(&made).unwrap();
+    assert_eq!((audited.responses, audited.without_trace, audited.pruned), (30, 0, 20));
+    // What came after is not covered by it.
+    made.traces.clear();
+    assert!(audit(&made).unwrap_err().starts_with("10 of 30 responses have no trace"));
 }
 
 #[test]

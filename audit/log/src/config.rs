@@ -5,6 +5,7 @@ use crate::signer::SignerPlace;
 use crate::witness::WitnessPolicy;
 use audit_provenance::Handover;
 use policies_domain::Digest;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ pub struct AuditConfig {
     pub witnesses: WitnessPolicy,
     /// What its index is kept in.
     pub index: IndexStore,
+    /// Traces are dropped, by whole files, when they are so many days old; never when it is `None`.
+    pub retention_days: Option<NonZeroU32>,
 }
 
 impl AuditConfig {
@@ -55,6 +58,7 @@ impl AuditConfig {
             queue_max: QUEUE_MAX,
             witnesses: WitnessPolicy::default(),
             index: IndexStore::Memory,
+            retention_days: None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What ends a log: once memory may not match the disk any more, nothing is signed and the next start recovers.
 
-use audit_provenance::DecodeError;
+use audit_provenance::{DecodeError, KeepingError};
 use audit_tlog::{CheckpointError, KeyError};
 use std::io;
 
@@ -61,6 +61,9 @@ pub enum LogFault {
     /// An incident was moved as it may not be, which is refused before: memory is damaged.
     #[error("an incident does not stand where its entries say")]
     Incident,
+    /// What was held was destroyed, or what was erased was used, which is refused before: memory is damaged.
+    #[error("what is held or erased is not what the entries say")]
+    Keeping,
     /// A thread of the log ended where it should not.
     #[error("a thread of the log ended")]
     Stopped,
@@ -120,14 +123,12 @@ pub enum OpenLogError {
     },
     /// The log has entries under a tenant's key, and the key is gone. A new key would not open them.
     #[error(
-        "the log has entries under `{path}`, which is missing: restore it from a backup, or make the empty file \
-         `{erased}` if it was destroyed on purpose"
+        "the log has entries under `{path}`, which is missing: restore it from a backup, or let two operators erase that \
+         epoch (`bulkhead audit erase`)"
     )]
     TenantKeyLost {
         /// The key file.
         path: String,
-        /// What the operator makes to have a new key.
-        erased: String,
     },
     /// The folder holds a log of another origin.
     #[error("the folder holds the log `{held}`, not `{wanted}`")]
@@ -157,6 +158,16 @@ pub enum OpenLogError {
         path: String,
         /// What is wrong.
         source: DecodeError,
+    },
+    /// A committed entry destroys what was held, uses what was erased, or names what is not there.
+    #[error("committed entry {index} in `{path}`: {source}")]
+    Keeping {
+        /// The entry.
+        index: u64,
+        /// The segment that holds it.
+        path: String,
+        /// What is wrong.
+        source: KeepingError,
     },
     /// The entries do not have the committed root hash.
     #[error("the {size} committed entries in `segments` do not have the root hash in `slot`: {RESTORE}")]

@@ -1,8 +1,9 @@
 //! The log's keys: signing, pseudonyms, and one commitment key for each tenant and epoch.
 //!
 //! Destroying a commitment key makes that tenant's commitments of that epoch unopenable for the operator, while the
-//! tree still verifies; clients keep the openings that their receipts hold. A key that is gone and was used is never
-//! replaced in silence: it may only be lost. A secret is stored with a sum that binds it to its log and its file.
+//! tree still verifies; clients keep the openings that their receipts hold. What was erased is neither read nor made again,
+//! and destroyed wherever it is found. A key that is gone and was used, and that the log does not say to be erased, may only be
+//! lost: it is not replaced. A secret is stored with a sum that binds it to its log and its file.
 
 use crate::fault::{LogFault, OpenLogError, storage};
 use crate::report_key;
@@ -12,12 +13,12 @@ use audit_provenance::{ActorRef, Field, Openings, Salt, TenantRef};
 use audit_tlog::{LogSigner, VerifierKey};
 use hkdf::Hkdf;
 use hmac::{Hmac, Mac as _};
-use policies_domain::TenantName;
+use policies_domain::{Digest, TenantName};
 use sha2::{Digest as _, Sha256};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, Read as _};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zeroize::Zeroizing;
 
 const SIGNING_KEY: &str = "keys/log.skey";
@@ -25,6 +26,8 @@ const PSEUDONYM_KEY: &str = "keys/pseudonym.key";
 const VERIFIER_KEY: &str = "log.vkey";
 const TENANT_KEYS: &str = "keys/tenants";
 const KEY_FILE_BYTES_MAX: usize = 1_024;
+/// What an erased key is named with.
+const ERASED_KEY: &[u8] = b"bulkhead/erased-key/v1\0";
 /// Commitment keys kept in memory; beyond that they are read again.
 const TENANT_KEYS_MAX: usize = 16_384;
 /// An epoch is 180 days: erasing less than half a year at a time is not offered.
@@ -44,8 +47,8 @@ enum Missing {
     Leave,
     /// Nothing was ever committed to with it: make one.
     Make,
-    /// The log has entries under it: make one only if the operator says that it was destroyed on purpose.
-    MakeIfErased,
+    /// The log has entries under it: it is lost.
+    Refuse,
 }
 
 /// All keys of a log.
@@ -53,7 +56,15 @@ pub(crate) struct Keys {
     storage: Arc<dyn Storage>,
     signer: LogSigner,
     pseudonym: Secret,
-    tenants: Mutex<HashMap<(TenantName, u64), Secret>>,
+    tenants: Mutex<TenantKeys>,
+}
+
+/// The commitment keys that are in memory, each in one place, which is zeroed when the last request lets go of it.
+#[derive(Default)]
+struct TenantKeys {
+    held: HashMap<(TenantName, u64), Arc<Secret>>,
+    /// Of these no key is read or made.
+    erased: HashSet<(TenantRef, u64)>,
 }
 
 impl std::fmt::Debug for Keys {
@@ -100,11 +111,6 @@ impl Keys {
             None if log_exists => return Err(OpenLogError::KeyMissing { path: PSEUDONYM_KEY.to_owned() }),
             None => make_secret(&*storage, &log, PSEUDONYM_KEY)?,
         };
-        for name in storage.list(TENANT_KEYS).map_err(crate::fault::storage("list", TENANT_KEYS))? {
-            if name.ends_with(".key") {
-                read_secret(&*storage, &log, &format!("{TENANT_KEYS}/{name}"))?;
-            }
-        }
         // The line for strangers is derived; it is written again when it is not as it should be.
         let line = format!("{log}\n");
         if !storage.read(VERIFIER_KEY, KEY_FILE_BYTES_MAX).is_ok_and(|held| held == line.as_bytes()) {
@@ -149,53 +155,156 @@ impl Keys {
     }
 
     /// The salts of a new request. Makes the tenant's key for the epoch if this is its first request; that writes files.
-    /// `used` says that the log has entries of the tenant and epoch, so that a key must be there.
+    /// `used` says that the log has entries of the tenant and epoch, so that a key must be there. `None` when it was erased.
     pub(crate) fn new_openings(
         &self,
         tenant: &TenantName,
         epoch: u64,
         request: &[u8; 16],
         used: bool,
-    ) -> Result<Openings, OpenLogError> {
-        let key = self.tenant_key(tenant, epoch, if used { Missing::MakeIfErased } else { Missing::Make })?;
-        let key = key.ok_or_else(|| OpenLogError::KeyMissing { path: tenant_key_path(tenant, epoch) })?;
-        Ok(openings(&key, tenant, request))
+    ) -> Result<Option<Openings>, OpenLogError> {
+        let key = self.tenant_key(tenant, epoch, if used { Missing::Refuse } else { Missing::Make })?;
+        Ok(key.map(|key| openings(&key, tenant, request)))
     }
 
     /// Whether the tenant's key for the epoch is in memory, so that no file is touched.
     pub(crate) fn knows(&self, tenant: &TenantName, epoch: u64) -> bool {
-        let tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
-        tenants.contains_key(&(tenant.clone(), epoch))
+        self.tenants().held.contains_key(&(tenant.clone(), epoch))
     }
 
-    fn tenant_key(&self, tenant: &TenantName, epoch: u64, missing: Missing) -> Result<Option<Secret>, OpenLogError> {
+    fn tenants(&self) -> MutexGuard<'_, TenantKeys> {
+        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tenant_key(
+        &self,
+        tenant: &TenantName,
+        epoch: u64,
+        missing: Missing,
+    ) -> Result<Option<Arc<Secret>>, OpenLogError> {
         // Held while a key is made, so that two first requests do not make two.
-        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(key) = tenants.get(&(tenant.clone(), epoch)) {
-            return Ok(Some(key.clone()));
+        let mut tenants = self.tenants();
+        if let Some(key) = tenants.held.get(&(tenant.clone(), epoch)) {
+            return Ok(Some(Arc::clone(key)));
+        }
+        if tenants.erased.contains(&(self.tenant_ref(tenant), epoch)) {
+            return Ok(None);
         }
         let (path, log) = (tenant_key_path(tenant, epoch), self.signer.verifier_key());
         let key = match (read_secret(&*self.storage, &log, &path)?, missing) {
             (Some(key), _) => key,
             (None, Missing::Leave) => return Ok(None),
             (None, Missing::Make) => make_secret(&*self.storage, &log, &path)?,
-            (None, Missing::MakeIfErased) => {
-                let erased = erased_path(tenant, epoch);
-                if read_key(&*self.storage, &erased)?.is_none() {
-                    return Err(OpenLogError::TenantKeyLost { path, erased });
-                }
-                let key = make_secret(&*self.storage, &log, &path)?;
-                // It spoke of the old key only. A crash before this leaves a word too many, which the operator gave.
-                self.storage.remove(&erased).map_err(storage("remove", &erased))?;
-                key
-            }
+            (None, Missing::Refuse) => return Err(OpenLogError::TenantKeyLost { path }),
         };
-        if tenants.len() >= TENANT_KEYS_MAX {
-            tenants.clear();
+        if tenants.held.len() >= TENANT_KEYS_MAX {
+            tenants.held.clear();
         }
-        tenants.insert((tenant.clone(), epoch), key.clone());
+        let key = Arc::new(key);
+        tenants.held.insert((tenant.clone(), epoch), Arc::clone(&key));
         Ok(Some(key))
     }
+
+    /// Whether each stored commitment key is whole, but for those that are erased.
+    pub(crate) fn check_tenant_keys(&self) -> Result<(), OpenLogError> {
+        let log = self.signer.verifier_key();
+        for file in self.tenant_files()? {
+            if file.is_key && !self.tenants().erased.contains(&(file.tenant, file.epoch)) {
+                read_secret(&*self.storage, &log, &file.path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets keys for ever: from here on they are neither read nor made.
+    pub(crate) fn forget(&self, erased: &[(TenantRef, u64)]) {
+        let mut tenants = self.tenants();
+        let is_erased = |name: &TenantName, epoch: u64| {
+            erased.iter().any(|(_, of)| *of == epoch) && erased.contains(&(self.tenant_ref(name), epoch))
+        };
+        tenants.held.retain(|(name, epoch), _| !is_erased(name, *epoch));
+        tenants.erased.extend(erased);
+    }
+
+    /// Destroys the files of forgotten keys, wherever they came from: overwritten, removed, and both on the device when this
+    /// returns. Tells how many of each key there were.
+    pub(crate) fn destroy_forgotten(&self) -> Result<BTreeMap<(TenantRef, u64), u64>, LogFault> {
+        // Held meanwhile, so that nobody makes a key of which the folder was listed before.
+        let tenants = self.tenants();
+        let mut destroyed = BTreeMap::new();
+        if tenants.erased.is_empty() {
+            return Ok(destroyed);
+        }
+        for file in self.tenant_files()? {
+            if tenants.erased.contains(&(file.tenant, file.epoch)) {
+                overwrite(&*self.storage, &file.path)?;
+                self.storage.remove(&file.path).map_err(storage("remove", &file.path))?;
+                *destroyed.entry((file.tenant, file.epoch)).or_default() += 1;
+            }
+        }
+        // Also when nothing was found: what a process removed that was killed may not be gone from the device.
+        match self.storage.sync_folder(TENANT_KEYS) {
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory && destroyed.is_empty() => {}
+            synced => synced.map_err(storage("sync", TENANT_KEYS))?,
+        }
+        Ok(destroyed)
+    }
+
+    /// What names a tenant's key of an epoch without telling anything of it. `None` when there is none, or none that is whole.
+    pub(crate) fn key_name(&self, tenant: TenantRef, epoch: u64) -> Result<Option<Digest>, LogFault> {
+        let log = self.signer.verifier_key();
+        let is_it = |file: &TenantFile| file.is_key && (file.tenant, file.epoch) == (tenant, epoch);
+        let Some(file) = self.tenant_files()?.into_iter().find(is_it) else { return Ok(None) };
+        match read_secret(&*self.storage, &log, &file.path) {
+            Ok(key) => Ok(key.map(|key| {
+                Digest(Sha256::new().chain_update(ERASED_KEY).chain_update(key.as_slice()).finalize().into())
+            })),
+            Err(OpenLogError::Fault(fault)) => Err(fault),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Whether a file of that key is there.
+    pub(crate) fn has_key(&self, tenant: TenantRef, epoch: u64) -> Result<bool, LogFault> {
+        let files = self.tenant_files()?;
+        Ok(files.iter().any(|file| (file.tenant, file.epoch) == (tenant, epoch)))
+    }
+
+    /// What is stored of commitment keys, whole or not.
+    fn tenant_files(&self) -> Result<Vec<TenantFile>, LogFault> {
+        let names = self.storage.list(TENANT_KEYS).map_err(storage("list", TENANT_KEYS))?;
+        let file = |name: &String| {
+            let (tenant, rest) = name.split_once('.')?;
+            let (epoch, rest) = rest.split_once('.')?;
+            // What a crash left of writing one is as secret as the whole.
+            let is_key = match rest {
+                "key" => true,
+                "key.new" => false,
+                _ => return None,
+            };
+            let tenant = self.tenant_ref(&TenantName::parse(tenant).ok()?);
+            Some(TenantFile { path: format!("{TENANT_KEYS}/{name}"), tenant, epoch: epoch.parse().ok()?, is_key })
+        };
+        Ok(names.iter().filter_map(file).collect())
+    }
+}
+
+/// A file of a commitment key.
+struct TenantFile {
+    path: String,
+    tenant: TenantRef,
+    epoch: u64,
+    /// Not what was left of writing one.
+    is_key: bool,
+}
+
+/// Writes zeros over a file, down to the device. What a device keeps aside of what it held is beyond its files.
+fn overwrite(store: &dyn Storage, path: &str) -> Result<(), LogFault> {
+    let file = store.open(path).map_err(storage("open", path))?;
+    let length = file.length().map_err(storage("measure", path))?;
+    let zeros = vec![0; usize::try_from(length).unwrap_or(usize::MAX).min(KEY_FILE_BYTES_MAX)];
+    file.write_at(0, &zeros).map_err(storage("overwrite", path))?;
+    file.sync().map_err(storage("sync", path))
 }
 
 /// The key in the log's own folder; makes it when there is no log yet.
@@ -218,11 +327,6 @@ fn signer_in_file(storage: &dyn Storage, origin: &str, log_exists: bool) -> Resu
 /// A tenant's name has only letters, digits and hyphens, so it is a file name.
 fn tenant_key_path(tenant: &TenantName, epoch: u64) -> String {
     format!("{TENANT_KEYS}/{tenant}.{epoch}.key")
-}
-
-/// The empty file by which an operator says that a key was destroyed on purpose and may have a successor.
-fn erased_path(tenant: &TenantName, epoch: u64) -> String {
-    format!("{TENANT_KEYS}/{tenant}.{epoch}.erased")
 }
 
 fn openings(key: &Secret, tenant: &TenantName, request: &[u8; 16]) -> Openings {

@@ -20,8 +20,10 @@ mod evidence;
 mod fault;
 mod incidents;
 mod index;
+mod keeping;
 mod keys;
 mod log;
+mod mailbox;
 mod open_entry;
 mod own_entries;
 mod publish;
@@ -30,6 +32,7 @@ mod receipt;
 mod recover;
 mod replayed;
 mod report_key;
+mod retention;
 mod segment;
 mod sequence;
 mod signer;
@@ -46,6 +49,7 @@ pub use audit_provenance::{
     IncidentStage, IncidentState, IsolationAudit, Leg, Released, ReleasedSteps, ReplayOutcome, ReplayTime, SealReason,
     Violation,
 };
+pub use audit_provenance::{EpochKey, ErasureAt, ErasureBasis, Held, Hold, HoldReason, KeepingError};
 pub use audit_provenance::{PageClass, PageRun, TenantRef};
 pub use audit_tlog::{CosignerKey, Hash};
 pub use blast_radius::{
@@ -59,6 +63,7 @@ pub use evidence::{EvidenceError, EvidenceQuery, Gathered, Proven, STATED_MAX, g
 pub use fault::{LogFault, OpenLogError};
 pub use incidents::{IncidentEntry, IncidentMove, IncidentReport, IncidentSide, MovedAt, REPORTED_MAX};
 pub use index::{IndexHealth, IndexStore, LookupError, PageReaders};
+pub use keeping::{EraseKey, HoldId, PlaceHold};
 pub use keys::TenantNames;
 pub use log::{AppendError, AuditLog, IncidentId, LogHealth, Recorded, RequestFacts};
 pub use open_entry::{OpenEntry, Outcome, Refused, Sealed};

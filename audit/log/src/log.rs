@@ -6,33 +6,32 @@ use crate::cosign::{self, Board, Cosigned};
 use crate::fault::{LogFault, OpenLogError};
 use crate::incidents::{Incidents, refuse_forbidden};
 use crate::index::{IndexHealth, Lookup, LookupError, PageReaders};
+use crate::keeping::{erased, note_batch, refuse_kept};
 use crate::keys::{Keys, epoch, random};
+use crate::mailbox::{Due, Mailbox};
 use crate::open_entry::OpenEntry;
 use crate::publish::{Published, Publisher};
 use crate::queue::{Queue, Queued, Reply, Taken, failed};
-use crate::sequence::{BATCH_MAX, Commit, Draft, Sequencer};
+use crate::retention::{Retention, pruned};
+use crate::sequence::{Commit, Draft, Sequencer};
 use crate::storage::{FolderStorage, Storage};
 use crate::witness::WitnessHealth;
 use audit_provenance::{
-    Body, Commitment, Field, Handover, IncidentMoveError, IsolationAudit, Opened, Openings, TenantRef,
-    determining_digest,
+    Body, Commitment, Field, Handover, IncidentMoveError, IsolationAudit, Keeping, KeepingError, Opened, Openings,
+    TenantRef, determining_digest,
 };
 use policies_domain::{Digest, Generation, PageId, Permit, Principal, RequestId, TenantId};
 use sha2::{Digest as _, Sha256};
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Entries that may be committed and not published before the sequencer waits for the publisher.
-const BACKLOG_MAX: usize = 4 * BATCH_MAX;
-/// A checkpoint is published at most this long after a commit without sealed entries.
-const PUBLISH_PERIOD_US: u64 = 1_000_000;
-/// Between two publications the disk belongs to the commits for this long.
-const PUBLISH_GAP_US: u64 = 100_000;
+/// When a request that met the erasure of its key is worth another try.
+pub(crate) const RETRY_ERASED_MS: u64 = 100;
 
 /// What a request is, as the log commits to it.
 #[derive(Clone, Copy)]
@@ -105,6 +104,12 @@ pub enum AppendError {
     /// The incident may not move so.
     #[error(transparent)]
     IncidentMove(#[from] IncidentMoveError),
+    /// What is held is not destroyed, and what is erased is not used.
+    #[error(transparent)]
+    Keeping(#[from] KeepingError),
+    /// The log has nothing of that tenant, or no key of it that could be erased.
+    #[error("the log has nothing of that tenant")]
+    NothingKept,
 }
 
 /// How the log does.
@@ -136,6 +141,8 @@ pub(crate) struct Shared {
     pub(crate) index: Lookup,
     /// Where each incident stands.
     pub(crate) incidents: Arc<Mutex<Incidents>>,
+    /// What is held and what was erased.
+    pub(crate) keeping: Mutex<Keeping>,
     pub(crate) published: RwLock<Arc<Published>>,
     /// The newest checkpoint that a quorum of witnesses has cosigned.
     pub(crate) witnessed: RwLock<Option<Arc<Published>>>,
@@ -143,7 +150,7 @@ pub(crate) struct Shared {
     pub(crate) open_requests: AtomicUsize,
     pub(crate) kernel_tag_check: bool,
     pub(crate) handover: Handover,
-    clock: Arc<dyn Clock>,
+    pub(crate) clock: Arc<dyn Clock>,
     build: Digest,
     /// References of the tenants that this process has seen, by their numbers in it.
     tenants: Mutex<HashMap<TenantId, TenantRef>>,
@@ -260,6 +267,7 @@ impl AuditLog {
             storage,
             index,
             incidents: opened.incidents,
+            keeping: Mutex::new(opened.keeping),
             committed: Mutex::new(Committed { size: opened.published.size, signed_us: opened.signed_us }),
             published: RwLock::new(Arc::new(opened.published)),
             witnessed: RwLock::default(),
@@ -276,10 +284,11 @@ impl AuditLog {
         shared.board.publish(Arc::clone(&shared.published.read().unwrap_or_else(PoisonError::into_inner)));
         let threads = Arc::new(Threads { shared: Arc::clone(&shared), running: Mutex::default() });
         let (sequencer, publisher, heartbeat) = (opened.sequencer, opened.publisher, config.heartbeat);
+        let retention = Retention::new(config.retention_days);
         let of_sequencer = Arc::clone(&shared);
         let sequence = std::thread::Builder::new()
             .name("audit-sequencer".into())
-            .spawn(move || run_sequencer(&of_sequencer, sequencer, heartbeat))
+            .spawn(move || run_sequencer(&of_sequencer, sequencer, heartbeat, retention))
             .map_err(|source| OpenLogError::Thread { source })?;
         lock(&threads.running).push(sequence);
         let of_publisher = Arc::clone(&shared);
@@ -307,7 +316,7 @@ impl AuditLog {
         let principal = permit.principal();
         let tenant = shared.keys.tenant_ref(principal.name());
         lock(&shared.tenants).insert(principal.tenant(), tenant);
-        let epoch = epoch(shared.clock.wall_us());
+        let epoch = lock(&shared.keeping).epoch_from(tenant, epoch(shared.clock.wall_us()));
         let openings = self.new_openings(permit, tenant, epoch).await?;
         let request = Commitment::of(Field::Request, &openings.request, facts.body);
         let opened = Opened {
@@ -360,10 +369,12 @@ impl AuditLog {
             let make = tokio::task::spawn_blocking(move || keys.new_openings(&name, epoch, &request, used));
             make.await.map_err(|_| AppendError::Closed)?
         };
-        made.map_err(|error| {
+        let made = made.map_err(|error| {
             tracing::error!(%error, "no commitment key for a tenant");
             AppendError::Key { reason: Arc::from(error.to_string()) }
-        })
+        })?;
+        // Erased since the epoch was chosen: the next try gets another one.
+        made.ok_or(AppendError::Busy { retry_after_ms: RETRY_ERASED_MS })
     }
 
     /// The verifier key line, as `log.vkey` in the log's folder holds it.
@@ -469,12 +480,20 @@ impl Drop for StopOnUnwind<'_> {
 }
 
 /// One batch after the other: whatever has arrived while the last one was written is the next one.
-fn run_sequencer(shared: &Shared, mut sequencer: Sequencer, heartbeat: Option<Duration>) {
+fn run_sequencer(shared: &Shared, mut sequencer: Sequencer, heartbeat: Option<Duration>, mut retention: Retention) {
     let _stop = StopOnUnwind(shared);
     loop {
+        let pruned = retention.due(shared).and_then(|draft| match draft {
+            Some(draft) => commit(shared, &mut sequencer, vec![draft], Vec::new()).map_err(|(fault, _)| fault),
+            None => Ok(()),
+        });
+        if let Err(fault) = pruned {
+            return shared.fail(&fault);
+        }
         let (drafts, replies): (Vec<Draft>, Vec<Reply>) = match shared.queue.take(heartbeat) {
             Taken::Drafts(queued) => {
                 let queued = refuse_forbidden(&lock(&shared.incidents), queued);
+                let queued = refuse_kept(&lock(&shared.keeping), &*shared.clock, queued);
                 if queued.is_empty() {
                     continue;
                 }
@@ -486,27 +505,52 @@ fn run_sequencer(shared: &Shared, mut sequencer: Sequencer, heartbeat: Option<Du
             },
             Taken::Closed => return,
         };
-        match sequencer.commit(drafts) {
-            Ok(mut commit) => {
-                shared.index.note_batch(&commit);
-                if lock(&shared.incidents).note_batch(&commit).is_err() {
-                    // INVARIANT: the sequencer wrote these moves after the fold that they continue.
-                    return shared.fail(&LogFault::Incident);
-                }
-                *lock(&shared.committed) = Committed { size: commit.size, signed_us: commit.signed_us };
-                replies.into_iter().zip(commit.entries.iter().cloned()).for_each(|(reply, placed)| reply.place(placed));
-                // What waits to be published is the bytes.
-                commit.said = Vec::new();
-                shared.mailbox.put(commit);
-            }
-            Err(fault) => {
-                shared.fail(&fault);
-                let error = failed(&fault.to_string());
-                replies.into_iter().for_each(|reply| reply.refuse(error.clone()));
-                return;
-            }
+        if let Err((fault, replies)) = commit(shared, &mut sequencer, drafts, replies) {
+            shared.fail(&fault);
+            let error = failed(&fault.to_string());
+            replies.into_iter().for_each(|reply| reply.refuse(error.clone()));
+            return;
         }
     }
+}
+
+/// Commits a batch, does what it is a word for, and answers. Gives back whom nobody has answered.
+fn commit(
+    shared: &Shared,
+    sequencer: &mut Sequencer,
+    drafts: Vec<Draft>,
+    replies: Vec<Reply>,
+) -> Result<(), (LogFault, Vec<Reply>)> {
+    let committed = match sequencer.commit(drafts).and_then(|commit| note(shared, commit)) {
+        Ok(committed) => committed,
+        Err(fault) => return Err((fault, replies)),
+    };
+    // A crash here leaves an erasure, or old traces, that the next start finishes. Whoever asked for it is told when it is done.
+    let done = pruned(shared, &committed).and_then(|()| erased(shared, &committed)).and_then(|done| match done {
+        Some(draft) => sequencer.commit(vec![draft]).and_then(|commit| note(shared, commit)).map(Some),
+        None => Ok(None),
+    });
+    let done = match done {
+        Ok(done) => done,
+        Err(fault) => return Err((fault, replies)),
+    };
+    replies.into_iter().zip(committed.entries.iter().cloned()).for_each(|(reply, placed)| reply.place(placed));
+    for mut commit in [Some(committed), done].into_iter().flatten() {
+        // What waits to be published is the bytes.
+        commit.said = Vec::new();
+        shared.mailbox.put(commit);
+    }
+    Ok(())
+}
+
+/// Takes a commit in where it is asked for.
+fn note(shared: &Shared, commit: Commit) -> Result<Commit, LogFault> {
+    shared.index.note_batch(&commit);
+    // INVARIANT: the sequencer wrote these after the folds that they continue.
+    lock(&shared.incidents).note_batch(&commit).map_err(|_| LogFault::Incident)?;
+    note_batch(&mut lock(&shared.keeping), &commit)?;
+    *lock(&shared.committed) = Committed { size: commit.size, signed_us: commit.signed_us };
+    Ok(commit)
 }
 
 /// Publishes what was committed: sealed entries soon, others within a second, and never twice at once.
@@ -547,80 +591,5 @@ fn note_cosigned(shared: &Shared, cosigned: Cosigned) {
     drop(published);
     if cosigned.quorum {
         *shared.witnessed.write().unwrap_or_else(PoisonError::into_inner) = Some(cosigned_note);
-    }
-}
-
-/// What the publisher does next.
-enum Due {
-    Commits(Vec<Commit>),
-    Cosigned(Cosigned),
-}
-
-/// Committed batches, and what witnesses say, on their way to the publisher.
-#[derive(Default)]
-struct Mailbox {
-    state: Mutex<Post>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Post {
-    commits: Vec<Commit>,
-    entries: usize,
-    /// The newest cosignatures; they hold the earlier ones of their checkpoint.
-    cosigned: Option<Cosigned>,
-    /// A sealed entry is among them: somebody will ask for a receipt.
-    urgent: bool,
-    closed: bool,
-}
-
-impl Mailbox {
-    /// Waits while too much is not published: a publisher that cannot follow slows the commits down.
-    fn put(&self, commit: Commit) {
-        let full = |post: &mut Post| post.entries >= BACKLOG_MAX && !post.closed;
-        let mut post = self.changed.wait_while(lock(&self.state), full).unwrap_or_else(PoisonError::into_inner);
-        post.entries += commit.entries.len();
-        post.urgent |= commit.entries.iter().any(|placed| placed.trace.is_some());
-        post.commits.push(commit);
-        self.changed.notify_all();
-    }
-
-    /// Never waits: what a witness says is not in the way of anybody.
-    fn put_cosigned(&self, cosigned: Cosigned) {
-        let mut post = lock(&self.state);
-        // A quorum that the publisher has not seen yet is worth more than the beginning of the next round.
-        if cosigned.quorum || post.cosigned.as_ref().is_none_or(|waiting| !waiting.quorum) {
-            post.cosigned = Some(cosigned);
-            self.changed.notify_all();
-        }
-    }
-
-    /// Cosignatures, or all batches that are due; `None` when the mailbox is closed and empty.
-    fn take(&self, clock: &dyn Clock, last_us: u64) -> Option<Due> {
-        let nothing = |post: &mut Post| post.commits.is_empty() && post.cosigned.is_none() && !post.closed;
-        let mut post = self.changed.wait_while(lock(&self.state), nothing).unwrap_or_else(PoisonError::into_inner);
-        let first_us = clock.mono_us();
-        while !post.closed && post.cosigned.is_none() && post.entries < BACKLOG_MAX / 2 {
-            let due_us = if post.urgent { last_us + PUBLISH_GAP_US } else { first_us + PUBLISH_PERIOD_US };
-            let wait_us = due_us.saturating_sub(clock.mono_us());
-            if wait_us == 0 {
-                break;
-            }
-            let wait = Duration::from_micros(wait_us);
-            post = self.changed.wait_timeout(post, wait).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        if let Some(cosigned) = post.cosigned.take() {
-            return Some(Due::Cosigned(cosigned));
-        }
-        post.entries = 0;
-        post.urgent = false;
-        let commits = std::mem::take(&mut post.commits);
-        self.changed.notify_all();
-        if commits.is_empty() { None } else { Some(Due::Commits(commits)) }
-    }
-
-    fn close(&self) {
-        lock(&self.state).closed = true;
-        self.changed.notify_all();
     }
 }

@@ -95,7 +95,8 @@ impl Queue {
                 }
             };
         }
-        let batch = state.waiting.len().min(BATCH_MAX);
+        let alone = state.waiting.iter().take(BATCH_MAX).position(|queued| queued.draft.stands_alone());
+        let batch = alone.map_or(state.waiting.len().min(BATCH_MAX), |place| place.max(1));
         match (batch, &state.closed) {
             (0, Some(_)) => Taken::Closed,
             (0, None) => Taken::Idle,

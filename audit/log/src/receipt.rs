@@ -2,7 +2,7 @@
 //! it is read back from the published files and checked on the way, as a stranger would.
 
 use crate::index::{LookupError, RequestRecord, TraceAt};
-use crate::log::Shared;
+use crate::log::{Shared, lock};
 use crate::publish::Published;
 use crate::storage::Storage;
 use audit_provenance::{Body, Commitment, Disclosure, DisclosureVersion, Entry, Field, Opened, Openings, Sealing};
@@ -151,7 +151,7 @@ pub(crate) fn opens(openings: &Openings, opened: &Opened, index: u64) -> bool {
 /// The trace, if it is still there and is the one that the sealed entry speaks of.
 fn stored_trace(shared: &Shared, record: &RequestRecord, sealed_index: u64, sealing: &Sealing) -> Option<Vec<u8>> {
     let wanted = sealing.trace?;
-    if record.trace == TraceAt::Nowhere {
+    if record.trace == TraceAt::Nowhere || sealed_index < lock(&shared.keeping).pruned_before() {
         return None;
     }
     let trace = shared.index.trace(sealed_index, wanted, record.trace);

@@ -10,10 +10,12 @@ use crate::clock::Clock;
 use crate::fault::{LogFault, OpenLogError, storage};
 use crate::incidents::Incidents;
 use crate::index::{Known, OpenRequest, OpenRequests};
+use crate::keeping::{destroy_again, note_batch};
 use crate::keys::{Keys, random};
 use crate::log::lock;
 use crate::publish::{CHECKPOINT, Published, Publisher};
 use crate::receipt::Tiles;
+use crate::retention::drop_traces;
 use crate::segment::{
     Place, SEGMENT_BYTES, SEGMENT_BYTES_MAX, SEGMENTS, SegmentWriter, TracePlace, next_frame, segment_path,
 };
@@ -22,7 +24,7 @@ use crate::slot::Slot;
 use crate::storage::Storage;
 use crate::trace_file::recover_traces;
 use crate::witness::check_at_start;
-use audit_provenance::{Body, Coverage, Entry, EntryVersion, PageCounts, SealReason, Sealing, TenantRef};
+use audit_provenance::{Body, Coverage, Entry, EntryVersion, Keeping, PageCounts, SealReason, Sealing, TenantRef};
 use audit_tlog::{CHECKPOINT_BYTES_MAX, Checkpoint, Edge, TILE_WIDTH, TiledTree, encode_bundle};
 use policies_domain::{Digest, RequestId};
 use std::collections::{BTreeSet, HashMap};
@@ -35,6 +37,7 @@ pub(crate) struct Opened {
     pub(crate) publisher: Publisher,
     pub(crate) known: Known,
     pub(crate) incidents: Arc<Mutex<Incidents>>,
+    pub(crate) keeping: Keeping,
     pub(crate) keys: Arc<Keys>,
     pub(crate) published: Published,
     pub(crate) signed_us: u64,
@@ -65,7 +68,12 @@ pub(crate) fn open(
         return Err(OpenLogError::Root { size: committed });
     };
 
+    // What is erased is not looked at: a crash may have left it half destroyed.
+    let mut keeping = std::mem::take(&mut scan.keeping);
+    keys.forget(&keeping.erasures().map(|(tenant, epoch, _)| (tenant, epoch)).collect::<Vec<_>>());
+    keys.check_tenant_keys()?;
     let mut known = std::mem::take(&mut scan.known);
+    known.pruned = keeping.pruned_before();
     scan.discard(&*store)?;
     // Of older segments the index has the traces, or finds them when it is asked.
     for first in segments.iter().filter(|first| **first >= scan.traced_from) {
@@ -89,7 +97,9 @@ pub(crate) fn open(
         let prove = |older| tree(older).map_err(|error| error.to_string());
         check_at_start(&config.witnesses, &committed, keys.signer().name(), &prove)?;
     }
-    let drafts = first_drafts(&scan, &keys, committed)?;
+    let mut drafts = first_drafts(&scan, &keys, committed)?;
+    drafts.append(&mut destroy_again(&keys, &keeping)?);
+    drop_traces(&*store, &known)?;
     let incidents = Arc::new(Mutex::new(scan.incidents));
     let mut sequencer = Sequencer {
         segment: SegmentWriter::open(&*store, scan.last_segment)?,
@@ -111,11 +121,12 @@ pub(crate) fn open(
         let commit = sequencer.commit(drafts.by_ref().take(BATCH_MAX).collect())?;
         known.note_batch(&commit);
         lock(&incidents).note_batch(&commit).map_err(|_| LogFault::Incident)?;
+        note_batch(&mut keeping, &commit)?;
         last = publisher.publish(std::slice::from_ref(&commit))?.map(|_| commit);
     }
     let last = last.ok_or(LogFault::Stopped)?;
     let published = Published { size: last.size, root: last.root, note: last.note };
-    Ok(Opened { sequencer, publisher, known, incidents, keys, published, signed_us: last.signed_us })
+    Ok(Opened { sequencer, publisher, known, incidents, keeping, keys, published, signed_us: last.signed_us })
 }
 
 /// What the witnesses are asked about. A log that has committed nothing says that of itself: a witness that has seen more
@@ -197,6 +208,7 @@ struct Scan {
     tenants: HashMap<TenantRef, TenantHead>,
     known: Known,
     incidents: Incidents,
+    keeping: Keeping,
     /// Sealed entries of the segments whose traces are looked at.
     sealed: BTreeSet<u64>,
     /// The first of these segments: the one that the newest block of entries begins in.
@@ -237,6 +249,7 @@ impl Scan {
             tenants: HashMap::new(),
             known: Known::default(),
             incidents: Incidents::default(),
+            keeping: Keeping::default(),
             sealed: BTreeSet::new(),
             traced_from: 0,
             requests: OpenRequests::default(),
@@ -326,6 +339,8 @@ impl Scan {
         }
         let wrong = |_| OpenLogError::Entry { index, path: segment_path(self.last_segment) };
         self.incidents.note(index, Digest(leaf.0), entry).map_err(wrong)?;
+        let noted = self.keeping.note(index, Digest(leaf.0), entry);
+        noted.map_err(|source| OpenLogError::Keeping { index, path: segment_path(self.last_segment), source })?;
         self.known.note_recovered(placed, entry);
         self.requests.note(index, leaf, entry);
         if self.edge.size() == self.committed {

@@ -9,7 +9,7 @@ use crate::log::lock;
 use crate::segment::{Place, SegmentWriter, TracePlace, encode_frame, next_frame};
 use crate::slot::Slot;
 use crate::storage::{Storage, StoredFile};
-use audit_provenance::{Body, Entry, EntryVersion, Head, IncidentLife, IncidentState, TenantLink, TenantRef};
+use audit_provenance::{Body, Entry, EntryVersion, Erasure, Head, IncidentLife, IncidentState, TenantLink, TenantRef};
 use audit_tlog::{Checkpoint, Edge, Hash, leaf_hash};
 use policies_domain::Digest;
 use std::collections::HashMap;
@@ -32,7 +32,17 @@ pub(crate) struct Draft {
 impl Draft {
     /// A draft with a fresh id that belongs to no tenant.
     pub(crate) fn untenanted(body: Body) -> Result<Self, LogFault> {
-        Ok(Self { uuid: *random()?, tenant: None, body, trace: None })
+        Self::new(None, body)
+    }
+
+    /// A draft with a fresh id.
+    pub(crate) fn new(tenant: Option<TenantRef>, body: Body) -> Result<Self, LogFault> {
+        Ok(Self { uuid: *random()?, tenant, body, trace: None })
+    }
+
+    /// Whether it makes a batch of its own, so that what it is compared with is all that stands before it.
+    pub(crate) fn stands_alone(&self) -> bool {
+        matches!(self.body, Body::Erasure(_) | Body::Hold(_) | Body::Release(_) | Body::Prune(_))
     }
 }
 
@@ -153,7 +163,7 @@ impl Sequencer {
             mono_us: self.clock.mono_us().saturating_sub(self.started_us),
             tenant,
         };
-        let entry = Entry { head, body: self.continued(draft.body)? };
+        let entry = Entry { head, body: self.continued(draft.tenant, draft.body)? };
         let bytes: Arc<[u8]> = entry.encode().into();
         let leaf = leaf_hash(&bytes);
         self.note_incident(&entry.body, Digest(leaf.0))?;
@@ -168,11 +178,19 @@ impl Sequencer {
         Ok((Placed { index, leaf, bytes, at, trace }, entry))
     }
 
-    /// A move of an incident gets its place among the incident's entries.
-    fn continued(&self, body: Body) -> Result<Body, LogFault> {
-        let Body::IncidentState(state) = body else { return Ok(body) };
-        let life = self.life(&state.incident).ok_or(LogFault::Incident)?;
-        Ok(Body::IncidentState(IncidentState { sequence: life.sequence + 1, previous: life.leaf, ..state }))
+    /// A move of an incident gets its place among the incident's entries, an erasure the name of the key that is there now.
+    fn continued(&self, tenant: Option<TenantRef>, body: Body) -> Result<Body, LogFault> {
+        match (body, tenant) {
+            (Body::IncidentState(state), _) => {
+                let life = self.life(&state.incident).ok_or(LogFault::Incident)?;
+                Ok(Body::IncidentState(IncidentState { sequence: life.sequence + 1, previous: life.leaf, ..state }))
+            }
+            (Body::Erasure(erasure), Some(tenant)) => {
+                let key = self.keys.key_name(tenant, erasure.epoch)?;
+                Ok(Body::Erasure(Erasure { key, ..erasure }))
+            }
+            (body, _) => Ok(body),
+        }
     }
 
     fn note_incident(&mut self, body: &Body, leaf: Digest) -> Result<(), LogFault> {

@@ -5,6 +5,7 @@ use crate::fault::{EngineFault, Incident};
 use crate::gate::PageCounts;
 use crate::incident_state::IncidentState;
 use crate::isolation_audit::IsolationAudit;
+use crate::keeping::{Erased, Erasure, Hold, Prune, Release};
 use crate::replay::Replay;
 use policies_domain::{Digest, RequestId};
 use sha2::{Digest as _, Sha256};
@@ -23,16 +24,18 @@ pub enum EntryVersion {
     V1 = 1,
     /// Without [`Sealing::replay`], [`Body::Replay`], [`Body::IncidentState`] and incidents of a replay.
     V2 = 2,
-    /// As `entry.cddl` has it.
+    /// Without what is said of keeping and destroying: [`Body::Erasure`] and the four after it.
     V3 = 3,
+    /// As `entry.cddl` has it.
+    V4 = 4,
 }
 
 impl EntryVersion {
     /// The one that is written.
-    pub const CURRENT: Self = Self::V3;
+    pub const CURRENT: Self = Self::V4;
 
     fn from_number(number: u64) -> Option<Self> {
-        [Self::V1, Self::V2, Self::V3].into_iter().find(|version| *version as u64 == number)
+        [Self::V1, Self::V2, Self::V3, Self::V4].into_iter().find(|version| *version as u64 == number)
     }
 
     /// Digest of the format's text, as the genesis entry of a log in this version holds it.
@@ -41,7 +44,8 @@ impl EntryVersion {
         match self {
             Self::V1 => Digest(SCHEMA_V1),
             Self::V2 => Digest(SCHEMA_V2),
-            Self::V3 => Digest(Sha256::digest(SCHEMA).into()),
+            Self::V3 => Digest(SCHEMA_V3),
+            Self::V4 => Digest(Sha256::digest(SCHEMA).into()),
         }
     }
 
@@ -64,6 +68,12 @@ const SCHEMA_V1: [u8; 32] = [
 const SCHEMA_V2: [u8; 32] = [
     0x50, 0x2e, 0xb1, 0x64, 0xc9, 0x15, 0x19, 0x93, 0xc8, 0xb2, 0xc1, 0x1a, 0xf1, 0x97, 0xd0, 0x4d, 0xec, 0x87, 0x05,
     0x58, 0xe4, 0x8e, 0xae, 0xd8, 0x54, 0x36, 0x16, 0xbf, 0xc8, 0x41, 0xf1, 0xe7,
+];
+
+/// SHA-256 of the text of version 3: 5b118aed...
+const SCHEMA_V3: [u8; 32] = [
+    0x5b, 0x11, 0x8a, 0xed, 0x2b, 0xbf, 0x52, 0xc3, 0xdc, 0x34, 0x3f, 0x96, 0x82, 0x09, 0xd2, 0xc3, 0x70, 0x3a, 0xb5,
+    0xf4, 0x18, 0x6b, 0x26, 0xba, 0x65, 0x56, 0x05, 0xb9, 0x70, 0x09, 0x8b, 0xda,
 ];
 
 /// SHA-256 of the earlier texts of version 2: with six classes of incidents (07f0b331...), seven (a74d6dce...) and eight
@@ -166,6 +176,16 @@ pub enum Body {
     Replay(Replay),
     /// What became of an incident.
     IncidentState(IncidentState),
+    /// A commitment key is destroyed.
+    Erasure(Erasure),
+    /// A commitment key was destroyed.
+    Erased(Erased),
+    /// Something is not to be destroyed.
+    Hold(Hold),
+    /// A hold ends.
+    Release(Release),
+    /// Old traces are dropped.
+    Prune(Prune),
     /// What a start had to discard.
     Recovered {
         /// Whole entries that were never acknowledged.
@@ -352,6 +372,11 @@ impl Body {
             Self::Replay(_) => 9,
             Self::IncidentState(_) => 10,
             Self::Heartbeat => 11,
+            Self::Erasure(_) => 12,
+            Self::Erased(_) => 13,
+            Self::Hold(_) => 14,
+            Self::Release(_) => 15,
+            Self::Prune(_) => 16,
         }
     }
 
@@ -369,6 +394,11 @@ impl Body {
             Self::Replay(_) => "replay",
             Self::IncidentState(_) => "incident_state",
             Self::Heartbeat => "heartbeat",
+            Self::Erasure(_) => "erasure",
+            Self::Erased(_) => "erased",
+            Self::Hold(_) => "hold",
+            Self::Release(_) => "release",
+            Self::Prune(_) => "prune",
         }
     }
 
@@ -379,7 +409,9 @@ impl Body {
             Self::Sealed(_) => 18 + u64::from(version >= EntryVersion::V3),
             Self::Incident(_) => 16,
             Self::Fault(_) | Self::Audit(_) => 6,
-            Self::Recovered { .. } => 3,
+            Self::Recovered { .. } | Self::Release(_) | Self::Prune(_) => 3,
+            Self::Erased(_) => 4,
+            Self::Erasure(_) | Self::Hold(_) => 5,
             Self::Replay(_) => 8,
             Self::IncidentState(_) => 9,
             Self::Heartbeat => 0,
@@ -423,6 +455,11 @@ impl Body {
             Self::Audit(audit) => audit.encode(writer),
             Self::Replay(replay) => replay.encode(writer),
             Self::IncidentState(state) => state.encode(writer),
+            Self::Erasure(erasure) => erasure.encode(writer),
+            Self::Erased(erased) => erased.encode(writer),
+            Self::Hold(hold) => hold.encode(writer),
+            Self::Release(release) => release.encode(writer),
+            Self::Prune(prune) => prune.encode(writer),
             Self::Recovered { entries_discarded, bytes_discarded } => {
                 writer.uint(0).uint(*entries_discarded).uint(*bytes_discarded);
             }
@@ -450,6 +487,11 @@ impl Body {
             9 if version >= EntryVersion::V3 => Self::Replay(Replay::decode(reader)?),
             10 if version >= EntryVersion::V3 => Self::IncidentState(IncidentState::decode(reader)?),
             11 => Self::Heartbeat,
+            12 if version >= EntryVersion::V4 => Self::Erasure(Erasure::decode(reader)?),
+            13 if version >= EntryVersion::V4 => Self::Erased(Erased::decode(reader)?),
+            14 if version >= EntryVersion::V4 => Self::Hold(Hold::decode(reader)?),
+            15 if version >= EntryVersion::V4 => Self::Release(Release::decode(reader)?),
+            16 if version >= EntryVersion::V4 => Self::Prune(Prune::decode(reader)?),
             kind => return Err(DecodeError::Kind { kind }),
         })
     }
@@ -465,7 +507,7 @@ fn decode_opened(version: EntryVersion, reader: &mut Reader<'_>) -> Result<Opene
         model: Digest(reader.fixed("model")?),
         fingerprint: match version {
             EntryVersion::V1 => None,
-            EntryVersion::V2 | EntryVersion::V3 => Some(Digest(reader.fixed("fingerprint")?)),
+            EntryVersion::V2 | EntryVersion::V3 | EntryVersion::V4 => Some(Digest(reader.fixed("fingerprint")?)),
         },
         build: Digest(reader.fixed("build")?),
         stream: match reader.uint()? {
@@ -498,7 +540,7 @@ fn decode_sealed(version: EntryVersion, reader: &mut Reader<'_>) -> Result<Seali
         coverage: Coverage::from_bits(reader.uint()?).ok_or(DecodeError::Range { field: "coverage" })?,
         replay: match version {
             EntryVersion::V1 | EntryVersion::V2 => None,
-            EntryVersion::V3 => digest_or_null(reader, "replay")?.map(|digest| digest.0),
+            EntryVersion::V3 | EntryVersion::V4 => digest_or_null(reader, "replay")?.map(|digest| digest.0),
         },
     })
 }

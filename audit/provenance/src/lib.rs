@@ -12,6 +12,7 @@ mod fault;
 mod gate;
 mod incident_state;
 mod isolation_audit;
+mod keeping;
 mod released;
 mod replay;
 mod report_key;
@@ -28,6 +29,9 @@ pub use fault::{EngineFault, EngineFaultClass, Incident, IncidentClass};
 pub use gate::{Gate, Leg, PageCounts, Violation};
 pub use incident_state::{ActorRef, Containment, IncidentLife, IncidentMoveError, IncidentStage, IncidentState};
 pub use isolation_audit::{AuditVerdict, IsolationAudit};
+pub use keeping::{
+    EpochKey, Erased, Erasure, ErasureAt, ErasureBasis, Held, Hold, HoldReason, Keeping, KeepingError, Prune, Release,
+};
 pub use released::{Released, ReleasedSteps};
 pub use replay::{Replay, ReplayOutcome, ReplayTime};
 pub use report_key::{REPORT_KEY_PURPOSE, report_key_name, report_key_text};

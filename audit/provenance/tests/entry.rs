@@ -3,9 +3,10 @@
 
 use audit_provenance::{
     AuditVerdict, Body, ChunkChain, ChunkRun, ChunkRuns, Commitment, Containment, Coverage, DecodeError, Disclosure,
-    DisclosureVersion, ENTRY_BYTES_MAX, EngineFault, EngineFaultClass, Entry, EntryVersion, Field, Handover, Head,
-    Incident, IncidentClass, IncidentLife, IncidentMoveError, IncidentStage, IncidentState, IsolationAudit, Opened,
-    Openings, PageCounts, Replay, ReplayOutcome, ReplayTime, SCHEMA, SealReason, Sealing, TenantLink, Trace,
+    DisclosureVersion, ENTRY_BYTES_MAX, EngineFault, EngineFaultClass, Entry, EntryVersion, Erased, Erasure,
+    ErasureBasis, Field, Handover, Head, Hold, HoldReason, Incident, IncidentClass, IncidentLife, IncidentMoveError,
+    IncidentStage, IncidentState, IsolationAudit, Opened, Openings, PageCounts, Prune, Release, Replay, ReplayOutcome,
+    ReplayTime, SCHEMA, SealReason, Sealing, TenantLink, Trace,
 };
 use policies_domain::{Digest, RequestId};
 use proptest::prelude::*;
@@ -122,7 +123,31 @@ fn entries() -> Vec<Entry> {
         Entry { head: head(true), body: Body::Replay(replay(ReplayOutcome::Different, Some(198))) },
         Entry { head: head(true), body: Body::IncidentState(moved(IncidentStage::Contained)) },
         Entry { head: head(true), body: Body::IncidentState(moved(IncidentStage::Resolved)) },
-        Entry { head: head(false), body: Body::Heartbeat },
+    ]
+    .into_iter()
+    .chain(keeping())
+    .chain([Entry { head: head(false), body: Body::Heartbeat }])
+    .collect()
+}
+
+fn keeping() -> Vec<Entry> {
+    let of = |tenant: bool, body| Entry { head: head(tenant), body };
+    let (actor, second) = ([22; 16], [23; 16]);
+    let erasure = Erasure { epoch: 115, key: Some(Digest([31; 32])), basis: ErasureBasis::Request, actor, second };
+    let lost = Erasure { epoch: 116, key: None, basis: ErasureBasis::KeyLost, ..erasure.clone() };
+    let erased = Erased { epoch: 115, erasure_index: 70_000, erasure_leaf: Digest([32; 32]), files: 1 };
+    let hold = Hold { hold: [33; 16], first_us: 0, last_us: None, reason: HoldReason::Litigation, actor };
+    let (first_us, last_us) = (1_796_000_000_000_000, Some(1_796_000_523_123_456));
+    let of_everybody = Hold { first_us, last_us, reason: HoldReason::Other, ..hold.clone() };
+    let prune = Prune { before: 4_096, newest_us: 1_790_000_000_000_000, retention_days: 30 };
+    vec![
+        of(true, Body::Erasure(erasure)),
+        of(true, Body::Erasure(lost)),
+        of(true, Body::Erased(erased)),
+        of(true, Body::Hold(hold)),
+        of(false, Body::Hold(of_everybody)),
+        of(true, Body::Release(Release { hold: [33; 16], actor, second })),
+        of(false, Body::Prune(prune)),
     ]
 }
 
@@ -213,6 +238,9 @@ fn entries_of_version_1_are_read_as_they_were() {
             }
             Body::Replay(_) => assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind: 9 })),
             Body::IncidentState(_) => assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind: 10 })),
+            body if is_of_keeping(&body) => {
+                assert!(matches!(Entry::decode(&older.encode()), Err(DecodeError::Kind { .. })))
+            }
             _ => assert_eq!(Entry::decode(&older.encode()), Ok(older)),
         }
     }
@@ -251,8 +279,34 @@ fn entries_of_version_2_are_read_as_they_were() {
             }
             Body::Replay(_) => assert_eq!(Entry::decode(&older), Err(DecodeError::Kind { kind: 9 })),
             Body::IncidentState(_) => assert_eq!(Entry::decode(&older), Err(DecodeError::Kind { kind: 10 })),
+            body if is_of_keeping(&body) => assert!(matches!(Entry::decode(&older), Err(DecodeError::Kind { .. }))),
             _ => assert!(Entry::decode(&older).is_ok()),
         }
+    }
+}
+
+fn is_of_keeping(body: &Body) -> bool {
+    matches!(body, Body::Erasure(_) | Body::Erased(_) | Body::Hold(_) | Body::Release(_) | Body::Prune(_))
+}
+
+/// As version 3 had them: all that version 4 has, but for what is said of keeping and destroying.
+#[test]
+fn entries_of_version_3_are_read_as_they_were() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/audit/entries-v3.txt");
+    let now: Vec<Entry> = entries().into_iter().filter(|entry| !is_of_keeping(&entry.body)).collect();
+    let text = std::fs::read_to_string(path).unwrap();
+    assert_eq!(text.lines().count(), now.len());
+    for (line, now) in text.lines().zip(now) {
+        let (name, hex) = line.split_once(' ').unwrap();
+        let bytes: Vec<u8> =
+            (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
+        let entry = Entry::decode(&bytes).unwrap();
+        assert_eq!((entry.body.name(), entry.head.version), (name, EntryVersion::V3));
+        assert_eq!((entry.encode(), &entry.body), (bytes, &now.body));
+    }
+    for (kind, entry) in [12, 12, 13, 14, 14, 15, 16].into_iter().zip(keeping()) {
+        let older = Entry { head: Head { version: EntryVersion::V3, ..entry.head }, body: entry.body };
+        assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind }));
     }
 }
 
@@ -279,9 +333,13 @@ fn each_version_has_the_schema_that_it_always_had() {
     assert!(!EntryVersion::V2.knows_schema(Digest([7; 32])));
     let v2 = "502eb164c9151993c8b2c11af197d04dec870558e48eaed8543616bfc841f1e7";
     assert_eq!(EntryVersion::V2.schema_digest().to_string(), v2);
-    assert!(EntryVersion::V3.knows_schema(EntryVersion::CURRENT.schema_digest()));
+    let v3 = "5b118aed2bbf52c3dc343f968209d2c3703ab5f4186b26ba655605b970098bda";
+    assert_eq!(EntryVersion::V3.schema_digest().to_string(), v3);
+    assert!(EntryVersion::V3.knows_schema(EntryVersion::V3.schema_digest()));
     assert!(!EntryVersion::V3.knows_schema(EntryVersion::V2.schema_digest()));
-    assert!(SCHEMA.contains("version: 3,"));
+    assert!(EntryVersion::V4.knows_schema(EntryVersion::CURRENT.schema_digest()));
+    assert!(!EntryVersion::V4.knows_schema(EntryVersion::V3.schema_digest()));
+    assert!(SCHEMA.contains("version: 4,"));
 }
 
 #[test]
@@ -332,13 +390,13 @@ fn no_other_bytes_are_read() {
 #[test]
 fn unknown_versions_kinds_and_longer_forms_are_refused() {
     let bytes = entries().last().unwrap().encode();
-    assert_eq!((bytes[0], bytes[1], bytes[2]), (0x8a, 3, 11));
+    assert_eq!((bytes[0], bytes[1], bytes[2]), (0x8a, 4, 11));
     let with = |position: usize, value: &[u8]| {
         let mut changed = bytes.clone();
         changed.splice(position..=position, value.iter().copied());
         Entry::decode(&changed).unwrap_err()
     };
-    assert_eq!(with(1, &[4]), DecodeError::Version { version: 4 });
+    assert_eq!(with(1, &[5]), DecodeError::Version { version: 5 });
     assert_eq!(with(1, &[0]), DecodeError::Version { version: 0 });
     assert_eq!(with(2, &[3]), DecodeError::Kind { kind: 3 });
     assert!(matches!(with(2, &[0x18, 11]), DecodeError::NotDeterministic { .. }));

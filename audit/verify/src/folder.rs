@@ -3,8 +3,8 @@
 use crate::file::read_file;
 use crate::witnesses::{WitnessRefusal, Witnessed, Witnesses};
 use audit_provenance::{
-    Body, DecodeError, ENTRY_BYTES_MAX, Entry, EntryVersion, IncidentClass, IncidentLife, IncidentMoveError, Replay,
-    ReplayOutcome, SealReason, TenantRef,
+    Body, DecodeError, ENTRY_BYTES_MAX, Entry, EntryVersion, IncidentClass, IncidentLife, IncidentMoveError, Keeping,
+    KeepingError, Replay, ReplayOutcome, SealReason, TenantRef,
 };
 use audit_tlog::{
     BundleError, CHECKPOINT_BYTES_MAX, Checkpoint, CheckpointError, Edge, Hash, TILE_WIDTH, TilePath, VerifierKey,
@@ -32,6 +32,12 @@ pub struct LogReport {
     pub replays: BTreeMap<&'static str, u64>,
     /// Incidents by where they stand.
     pub incidents: BTreeMap<&'static str, u64>,
+    /// Erased keys: how many, and of how many the log does not say that no file is left.
+    pub erasures: (u64, u64),
+    /// Holds that were not released.
+    pub holds: u64,
+    /// The first entry whose trace was not dropped because of its age.
+    pub pruned_before: u64,
     /// Tenants with entries.
     pub tenants: u64,
     /// Requests without a sealed entry: in flight when the checkpoint was made.
@@ -178,6 +184,14 @@ pub enum LogRefusal {
         /// Its index.
         index: u64,
     },
+    /// What was held is destroyed, an erased key is used, or what is said of keeping does not follow from what was said before.
+    #[error("entry {index}: {source}")]
+    Keeping {
+        /// Its index.
+        index: u64,
+        /// Why not.
+        source: KeepingError,
+    },
     /// A page of another tenant was read, and the response was not stopped.
     #[error("entry {index}: {foreign} foreign pages were read and the response was not stopped")]
     Pages {
@@ -202,6 +216,7 @@ impl LogRefusal {
             Self::TenantNumber { .. } | Self::TenantLink { .. } | Self::NoTenant { .. } => "tenants",
             Self::OpenedTwice { .. } | Self::Pairing { .. } => "pairing",
             Self::Incident { .. } | Self::IncidentMove { .. } | Self::NoIncident { .. } => "incidents",
+            Self::Keeping { .. } => "keeping",
             Self::Replay { .. } => "replays",
             Self::Fault { .. } => "faults",
             Self::Pages { .. } => "pages",
@@ -375,6 +390,7 @@ struct Story {
     tenants: HashMap<TenantRef, (u64, Digest)>,
     requests: HashMap<RequestId, Request>,
     incidents: HashMap<[u8; 16], (TenantRef, IncidentLife)>,
+    keeping: Keeping,
     report: LogReport,
 }
 
@@ -416,14 +432,17 @@ impl Story {
             audits: BTreeMap::new(),
             replays: BTreeMap::new(),
             incidents: BTreeMap::new(),
+            erasures: (0, 0),
+            holds: 0,
+            pruned_before: 0,
             tenants: 0,
             unsealed: 0,
             pages: [0; 3],
             wall_us: (0, 0),
         };
-        let (tenants, requests, incidents) = Default::default();
+        let (tenants, requests, incidents, keeping) = Default::default();
         let key = key.clone();
-        Self { key, version: EntryVersion::V1, tenants, requests, incidents, report }
+        Self { key, version: EntryVersion::V1, tenants, requests, incidents, keeping, report }
     }
 
     /// Makes room for the requests of so many entries. A checkpoint may say anything: for some of them, then.
@@ -453,6 +472,7 @@ impl Story {
                 return Err(LogRefusal::TenantLink { index, tenant: link.tenant });
             }
         }
+        self.keeping.note(index, leaf, entry).map_err(|source| LogRefusal::Keeping { index, source })?;
         let tenant = entry.head.tenant.map(|link| link.tenant).ok_or(LogRefusal::NoTenant { index });
         match &entry.body {
             Body::Genesis { origin, schema, verifier_key, .. } => {
@@ -523,6 +543,8 @@ impl Story {
                 let (_, life) = known.ok_or(LogRefusal::NoIncident { index })?;
                 *life = life.after(state, leaf).map_err(|source| LogRefusal::IncidentMove { index, source })?;
             }
+            // Looked at above.
+            Body::Erasure(_) | Body::Erased(_) | Body::Hold(_) | Body::Release(_) | Body::Prune(_) => {}
             Body::Recovered { .. } | Body::Heartbeat => {}
         }
         Ok(())
@@ -563,6 +585,12 @@ impl Story {
         self.report.checkpoint = checkpoint;
         self.report.tenants = self.tenants.len() as u64;
         self.report.unsealed = self.requests.values().filter(|request| request.sealed.is_none()).count() as u64;
+        for (_, _, erasure) in self.keeping.erasures() {
+            self.report.erasures.0 += 1;
+            self.report.erasures.1 += u64::from(erasure.done == 0);
+        }
+        self.report.holds = self.keeping.holds().len() as u64;
+        self.report.pruned_before = self.keeping.pruned_before();
         for (_, life) in self.incidents.values() {
             *self.report.incidents.entry(life.stage.as_str()).or_default() += 1;
         }

@@ -210,10 +210,20 @@ pub(crate) fn log(report: &LogReport, key: &GivenKey) -> String {
     if !report.incidents.is_empty() {
         lines.line("incidents", counts(&report.incidents));
     }
+    if report.erasures.0 > 0 {
+        let (erased, not_done) = report.erasures;
+        lines.line("erasures", format_args!("{erased} keys; of {not_done} the log does not say that no file is left"));
+    }
+    if report.holds > 0 {
+        lines.line("holds", report.holds);
+    }
+    if report.pruned_before > 0 {
+        lines.line("traces", format_args!("dropped before entry {}, for their age", report.pruned_before));
+    }
     let [own, public, foreign] = report.pages;
     lines.line("pages", format_args!("{own} own, {public} public, {foreign} foreign"));
     let witnesses = if report.witnessed.is_some() { "witnesses, " } else { "" };
-    let checked = "tiles, root, entries, tenants, pairing, incidents, faults, replays, pages";
+    let checked = "tiles, root, entries, tenants, pairing, incidents, faults, replays, keeping, pages";
     lines.line("checked", format_args!("signature, {witnesses}{checked}"));
     lines.0
 }
@@ -235,6 +245,10 @@ pub(crate) fn log_json(report: &LogReport, key: &GivenKey) -> String {
         "audits": report.audits,
         "replays": report.replays,
         "incidents": report.incidents,
+        "erasures": report.erasures.0,
+        "erasures_not_done": report.erasures.1,
+        "holds": report.holds,
+        "pruned_before": report.pruned_before,
         "tenants": report.tenants,
         "pages": {"own": own, "public": public, "foreign": foreign},
         "first_us": report.wall_us.0,

@@ -345,6 +345,8 @@ fn a_log_goes_on_in_a_newer_format_and_never_in_an_older_one() {
         forge.add(Some(ACME), sealed(1, at, |_| {}));
         forge.answer(ACME, 3);
         forge.version = EntryVersion::V3;
+        forge.answer(ACME, 5);
+        forge.version = EntryVersion::V4;
         forge
     };
     let mut forge = begun();
@@ -353,9 +355,9 @@ fn a_log_goes_on_in_a_newer_format_and_never_in_an_older_one() {
     forge.receipt(1, 2, &trace());
     let mut back = begun();
     back.answer(ACME, 4);
-    back.version = EntryVersion::V2;
+    back.version = EntryVersion::V3;
     back.add(None, Body::Heartbeat);
-    refused(&back, "entries", "entry 7 has an older format than the entries before it");
+    refused(&back, "entries", "entry 9 has an older format than the entries before it");
     // A genesis names the format that it is written in.
     let mut other = Forge::new();
     other.entries.clear();
@@ -489,4 +491,8 @@ fn a_checkpoint_and_a_receipt_have_the_bytes_that_they_always_had() {
         assert_eq!(report.replayed(&Digest([26; 32])), ReplayAnswer::NotSealed);
         assert!(before.ends_with(&held(&format!("checkpoint-{version}"))));
     }
+    let before = held("receipt-v3.tlog-proof");
+    let report = check_receipt(before.as_bytes(), &signer().verifier_key(), Evidence::default()).unwrap();
+    assert_eq!(report.replayed(&Digest([26; 32])), ReplayAnswer::Same);
+    assert!(before.ends_with(&held("checkpoint-v3")));
 }

@@ -7,7 +7,9 @@ use super::record::{Kind, decode_place, incident_key, request_key, tenant_key};
 use super::service::{Answer, IndexHealth, IndexStore, Question, Service, StoreKeeper};
 use super::source::{Known, Read, SegmentTraces, Source, is_of};
 use super::store::RECORDS_MAX;
+use crate::fault::LogFault;
 use crate::log::lock;
+use crate::retention::drop_traces;
 use crate::segment::TracePlace;
 use crate::sequence::Commit;
 use crate::storage::Storage;
@@ -120,6 +122,19 @@ impl Lookup {
     /// How many entries a tenant has.
     pub(crate) fn entries_of(&self, tenant: TenantRef) -> u64 {
         lock(&self.source.known).outline.entries_of(tenant)
+    }
+
+    /// Whole segments from the beginning on, none of whose entries is newer than that: the entry behind them, and the time of
+    /// their newest.
+    pub(crate) fn older_than(&self, newest_us: u64) -> Option<(u64, u64)> {
+        lock(&self.source.known).outline.older_than(newest_us)
+    }
+
+    /// From here on the traces of the entries before this one are not looked for, and their files go.
+    pub(crate) fn drop_traces(&self, before: u64) -> Result<(), LogFault> {
+        let mut known = lock(&self.source.known);
+        known.pruned = before;
+        drop_traces(&*self.source.storage, &known)
     }
 
     /// One entry, as it was committed; `None` when there is none with that index.
@@ -324,10 +339,13 @@ impl Lookup {
     /// Who read a page. What the store says of a block is whole or is not used.
     pub(crate) fn page_readers(&self, page: PageId, generation: Generation) -> Result<PageReaders, LookupError> {
         let (blocks, size) = self.blocks();
+        // Of dropped traces a store may still have something, which is not told.
+        let pruned = lock(&self.source.known).pruned;
         let mut all = PageReaders::default();
         let mut traces = SegmentTraces::default();
         for block in 0..size.div_ceil(BLOCK) {
-            let said = if block < blocks { self.said_of_page(page, generation, block) } else { None };
+            let is_asked = block < blocks && block * BLOCK >= pruned;
+            let said = if is_asked { self.said_of_page(page, generation, block) } else { None };
             let mut of_block = match said {
                 Some(said) => said,
                 None => {

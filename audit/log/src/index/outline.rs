@@ -50,6 +50,8 @@ pub(crate) struct Outline {
     keyed: RandomState,
     size: u64,
     segments: Vec<u64>,
+    /// Of each segment, the newest time of its entries and of all before.
+    newest_us: Vec<u64>,
     groups: Vec<Group>,
     /// The group that is not complete.
     group: Edge,
@@ -72,6 +74,7 @@ impl Default for Outline {
             keyed: RandomState::new(),
             size: 0,
             segments: Vec::new(),
+            newest_us: Vec::new(),
             groups: Vec::new(),
             group: Edge::new(),
             group_at: Place { segment: 0, offset: 0 },
@@ -91,6 +94,10 @@ impl Outline {
     pub(crate) fn note(&mut self, at: Place, leaf: Hash, entry: &Entry) {
         if self.segments.last() != Some(&at.segment) {
             self.segments.push(at.segment);
+            self.newest_us.push(self.newest_us.last().copied().unwrap_or_default());
+        }
+        if let Some(newest) = self.newest_us.last_mut() {
+            *newest = entry.head.wall_us.max(*newest);
         }
         if self.group.size() == 0 {
             self.group_at = at;
@@ -184,6 +191,20 @@ impl Outline {
 
     pub(crate) fn group(&self, number: u64) -> Option<Group> {
         self.groups.get(usize::try_from(number).ok()?).copied()
+    }
+
+    /// Whole segments from the beginning on, none of whose entries is newer than that: the entry behind them, and the time of
+    /// their newest. The last segment is not whole.
+    pub(crate) fn older_than(&self, newest_us: u64) -> Option<(u64, u64)> {
+        let old = self.newest_us.partition_point(|newest| *newest <= newest_us);
+        let old = old.min(self.segments.len().saturating_sub(1));
+        Some((*self.segments.get(old)?, *self.newest_us.get(old.checked_sub(1)?)?))
+    }
+
+    /// First entries of the segments that end at or before this entry.
+    pub(crate) fn segments_before(&self, entry: u64) -> &[u64] {
+        let begun = self.segments.partition_point(|first| *first <= entry);
+        self.segments.get(..begun.saturating_sub(1)).unwrap_or_default()
     }
 
     /// First entry of the segment that an entry lies in.

@@ -26,6 +26,8 @@ const READ_BYTES: usize = 256 * 1024;
 pub(crate) struct Known {
     pub(crate) outline: Outline,
     pub(crate) tail: Tail,
+    /// The traces of the entries before this one were dropped.
+    pub(crate) pruned: u64,
 }
 
 impl Known {
@@ -165,7 +167,13 @@ impl Source {
     /// Where the traces of a segment lie, by the index of their sealed entry. Reads them all.
     pub(crate) fn traces_of(&self, segment: u64) -> HashMap<u64, u64> {
         let mut traces = HashMap::new();
-        let size = lock(&self.known).outline.size();
+        let size = {
+            let known = lock(&self.known);
+            if segment < known.pruned {
+                return traces;
+            }
+            known.outline.size()
+        };
         let found = find_traces(
             &*self.storage,
             segment,
@@ -183,6 +191,9 @@ impl Source {
     /// The trace at that place, if it is the one that the sealed entry speaks of.
     pub(crate) fn trace_at(&self, place: TracePlace, read: &Read) -> Option<Vec<u8>> {
         let Body::Sealed(sealing) = &read.entry.body else { return None };
+        if read.index < lock(&self.known).pruned {
+            return None;
+        }
         let file = self.storage.open(&traces_path(place.segment)).ok()?;
         let stored = trace_at(&*file, place.offset).ok().flatten();
         let right =

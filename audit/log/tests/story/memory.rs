@@ -33,6 +33,7 @@ struct Disk {
     durable_names: BTreeMap<String, usize>,
     calls: usize,
     fail_at: Option<(usize, Kind)>,
+    fail_on: Option<(String, Kind)>,
     /// From this call on everything that needs space fails.
     full_from: Option<usize>,
     failed: Option<String>,
@@ -55,6 +56,12 @@ impl MemoryDisk {
         (disk.calls, disk.fail_at, disk.failed) = (0, Some((call, kind)), None);
     }
 
+    /// Lets the next call of this name fail once.
+    pub(crate) fn fail_on(&self, call: &str, kind: Kind) {
+        let mut disk = self.disk();
+        (disk.fail_on, disk.failed) = (Some((call.to_owned(), kind)), None);
+    }
+
     /// Takes all space from the call with this number on.
     pub(crate) fn fill_at(&self, call: usize) {
         let mut disk = self.disk();
@@ -69,7 +76,7 @@ impl MemoryDisk {
     /// Ends all faults; says which call had failed.
     pub(crate) fn heal(&self) -> Option<String> {
         let mut disk = self.disk();
-        (disk.fail_at, disk.full_from) = (None, None);
+        (disk.fail_at, disk.fail_on, disk.full_from) = (None, None, None);
         disk.failed.take()
     }
 
@@ -136,7 +143,7 @@ impl MemoryDisk {
     /// Counts a call and runs it, or what is left of it when it is the one that fails.
     fn call<T>(
         &self,
-        what: impl FnOnce() -> String,
+        what: impl Fn() -> String,
         needs_space: bool,
         run: impl FnOnce(&mut Disk, bool) -> io::Result<T>,
     ) -> io::Result<T> {
@@ -144,18 +151,19 @@ impl MemoryDisk {
         let call = disk.calls;
         disk.calls += 1;
         if needs_space && disk.full_from.is_some_and(|from| call >= from) {
-            disk.failed.get_or_insert_with(what);
+            disk.failed.get_or_insert_with(&what);
             return Err(io::ErrorKind::StorageFull.into());
         }
-        match disk.fail_at {
-            Some((at, kind)) if at == call => {
+        let by_name = disk.fail_on.take_if(|(name, _)| *name == what()).map(|(_, kind)| kind);
+        match disk.fail_at.filter(|(at, _)| *at == call).map(|(_, kind)| kind).or(by_name) {
+            Some(kind) => {
                 disk.failed = Some(what());
                 if kind != Kind::NotPersisted {
                     let _done = run(&mut disk, kind == Kind::Half);
                 }
                 Err(io::Error::other("injected"))
             }
-            _ => run(&mut disk, false),
+            None => run(&mut disk, false),
         }
     }
 }
@@ -352,6 +360,10 @@ impl TestClock {
 
     pub(crate) fn set_wall(&self, wall_us: u64) {
         self.wall_us.store(wall_us, Ordering::SeqCst);
+    }
+
+    pub(crate) fn set_mono(&self, mono_us: u64) {
+        self.mono_us.store(mono_us, Ordering::SeqCst);
     }
 }
 

@@ -15,6 +15,7 @@ use std::io;
 use std::path::Path;
 
 pub(crate) const ORIGIN: &str = "forged.example/isolation";
+pub(crate) const START_US: u64 = 1_796_000_000_000_000;
 pub(crate) const ACME: TenantRef = [0xac; 16];
 pub(crate) const GLOBEX: TenantRef = [0x61; 16];
 
@@ -26,6 +27,8 @@ pub(crate) struct Forge {
     pub(crate) entries: Vec<Vec<u8>>,
     /// Of the entries that come next.
     pub(crate) version: EntryVersion,
+    /// So much later are the entries that come next.
+    pub(crate) later_us: u64,
     heads: HashMap<TenantRef, (u64, Digest)>,
 }
 
@@ -47,7 +50,7 @@ impl Forge {
     }
 
     pub(crate) fn of_version(version: EntryVersion) -> Self {
-        let mut forge = Self { entries: Vec::new(), version, heads: HashMap::new() };
+        let mut forge = Self { entries: Vec::new(), version, later_us: 0, heads: HashMap::new() };
         forge.add(None, genesis_of(version));
         forge
     }
@@ -68,7 +71,7 @@ impl Forge {
             Body::Opened(opened) => [opened.request[0]; 16],
             _ => [0xee; 16],
         };
-        let (wall_us, mono_us) = (1_796_000_000_000_000 + index * 1_000, index * 1_000);
+        let (wall_us, mono_us) = (START_US + self.later_us + index * 1_000, index * 1_000);
         let head =
             Head { version: self.version, uuid, blind: [index as u8; 32], boot: [3; 16], wall_us, mono_us, tenant };
         let bytes = Entry { head, body }.encode();
