@@ -19,6 +19,7 @@ use policies_domain::{Label, ModelName, TenantName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::{Table, Value};
@@ -75,7 +76,13 @@ pub struct Config {
     pub index: IndexKind,
     /// A digest is made of what every answer is sampled from; else of those of tenants whose answers are computed again.
     pub replay_digest: bool,
+    /// Traces of the log are dropped when they are so many days old; never when it is `None`.
+    pub retention_days: Option<NonZeroU32>,
 }
+
+/// A thousand years.
+const RETENTION_DAYS_MAX: u32 = 365_000;
+const RETENTION_DAYS_WANTED: &str = "a whole number of days from 1 to 365000";
 
 /// A part of the engine that is a process of its own, perhaps on another machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -269,6 +276,7 @@ impl Config {
             // A log grows for half a year; what grows with it belongs on the disk.
             index: IndexKind::Sled,
             replay_digest: false,
+            retention_days: None,
         }
     }
 
@@ -369,6 +377,10 @@ impl Config {
             });
             audit.switch("replay_digest", &mut config.replay_digest);
             audit.switch("group_may_read", &mut config.group_may_read);
+            audit.set("retention_days", RETENTION_DAYS_WANTED, &mut config.retention_days, |value| {
+                let days = u32::try_from(value.as_integer()?).ok().filter(|days| *days <= RETENTION_DAYS_MAX)?;
+                NonZeroU32::new(days).map(Some)
+            });
         });
         settings.inside("scheduler", |scheduler| {
             config.agreements = agreement::read_all(scheduler, &config.tenants, config.engine.queue_max);

@@ -295,8 +295,9 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
     };
     let signer = if config.signer.is_empty() { SignerPlace::File } else { SignerPlace::Command(config.signer.clone()) };
     let witnesses = witnesses::policy(&config.witnesses);
-    let group_may_read = config.group_may_read;
-    let audit = AuditLog::open(AuditConfig { handover, group_may_read, signer, witnesses, index, ..audit })?;
+    let (group_may_read, retention_days) = (config.group_may_read, config.retention_days);
+    let audit =
+        AuditLog::open(AuditConfig { handover, group_may_read, signer, witnesses, index, retention_days, ..audit })?;
     let metrics = Metrics::start(&engine, &audit, &keys.principals())?;
     let replays = start_replays(&config, &keys, &engine, &audit, &metrics)?;
     let webhooks = Webhooks::start(&config.webhooks, &config.data_dir, &config.origin, &audit, metrics.webhooks())?;

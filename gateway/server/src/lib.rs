@@ -15,6 +15,7 @@ mod gateway;
 mod generate;
 mod host;
 mod json;
+mod keeping;
 mod metrics;
 mod open_files;
 mod operators;

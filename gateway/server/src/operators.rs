@@ -1,5 +1,5 @@
-//! The persons who look after incidents: who they are, what takes two of them, and what is said to whom. The gateway writes
-//! what they decide to the log; the log refuses what may not be.
+//! The persons who look after incidents, and after what is kept: who they are, what takes two of them, and what is said to whom.
+//! The gateway writes what they decide to the log; the log refuses what may not be.
 
 use crate::json::{ParseRequestError, read_object};
 use crate::respond::RequestError;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// The largest decision: a state and two digests.
 pub(crate) const DECISION_BYTES_MAX: usize = 4 << 10;
-/// Incidents whose closing waits for a second person.
+/// Matters that wait for a second person.
 const PROPOSALS_MAX: usize = 1_024;
 /// How long a proposal waits. A start forgets it: nothing was decided, so nothing is in the log.
 const PROPOSAL_LASTS: Duration = Duration::from_secs(24 * 3_600);
@@ -29,13 +29,23 @@ pub(crate) struct Operator(TenantName);
 /// All of them, and what waits for a second one.
 pub(crate) struct Operators {
     ring: KeyRing,
-    proposals: Mutex<BTreeMap<[u8; 16], Proposal>>,
+    proposals: Mutex<BTreeMap<Matter, Proposal>>,
+}
+
+/// What takes two persons.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Matter {
+    /// Closing an incident.
+    Incident([u8; 16]),
+    /// Erasing keys of a tenant.
+    Erasure(TenantName),
+    /// Releasing a hold.
+    Release([u8; 16]),
 }
 
 struct Proposal {
     by: Operator,
-    to: IncidentStage,
-    evidence: Digest,
+    says: String,
     until: Instant,
 }
 
@@ -56,6 +66,13 @@ pub(crate) enum Decision {
     Made { actor: Operator, second: Option<Operator> },
 }
 
+impl Operator {
+    /// As entries name this person.
+    pub(crate) fn reference(&self, log: &AuditLog) -> ActorRef {
+        log.actor(&self.0)
+    }
+}
+
 impl Operators {
     pub(crate) fn new(ring: KeyRing) -> Self {
         Self { ring, proposals: Mutex::default() }
@@ -71,13 +88,12 @@ impl Operators {
     }
 
     /// Who is behind the references of entries.
-    fn names(&self, log: &AuditLog) -> BTreeMap<ActorRef, TenantName> {
+    pub(crate) fn names(&self, log: &AuditLog) -> BTreeMap<ActorRef, TenantName> {
         let name = |principal: policies_domain::Principal| (log.actor(principal.name()), principal.name().clone());
         self.ring.principals().into_iter().map(name).collect()
     }
 
-    /// Closing takes two persons who say the same of the same evidence; everything else takes one. Whoever says something
-    /// else replaces what waits, and then it is that which waits for a second person.
+    /// Closing takes two persons who say the same of the same evidence; everything else takes one.
     pub(crate) fn decide(
         &self,
         operator: &Operator,
@@ -89,25 +105,38 @@ impl Operators {
             return Ok(Decision::Made { actor: operator.clone(), second: None });
         }
         let evidence = wanted.evidence.ok_or_else(|| ParseRequestError::Missing { param: "evidence".into() })?;
+        let says = format!("{} {evidence}", wanted.to.as_str());
+        Ok(match self.confirm(operator, Matter::Incident(incident.0), says, now)? {
+            Some(actor) => Decision::Made { actor, second: Some(operator.clone()) },
+            None => Decision::Proposed,
+        })
+    }
+
+    /// Who said the same of the same matter before, another person; `None` when this is the first to say so. Whoever says
+    /// something else replaces what waits, and then it is that which waits for a second person.
+    pub(crate) fn confirm(
+        &self,
+        operator: &Operator,
+        matter: Matter,
+        says: String,
+        now: Instant,
+    ) -> Result<Option<Operator>, RequestError> {
         let mut proposals = self.proposals.lock().unwrap_or_else(PoisonError::into_inner);
         proposals.retain(|_, proposal| now < proposal.until);
-        if let Some(waiting) = proposals.get(&incident.0)
-            && (waiting.to, waiting.evidence) == (wanted.to, evidence)
+        if let Some(waiting) = proposals.get(&matter)
+            && waiting.says == says
         {
             // INVARIANT: nobody is the second person of what he proposed.
             if waiting.by == *operator {
                 return Err(RequestError::SecondPerson);
             }
-            let actor = waiting.by.clone();
-            proposals.remove(&incident.0);
-            return Ok(Decision::Made { actor, second: Some(operator.clone()) });
+            return Ok(proposals.remove(&matter).map(|proposal| proposal.by));
         }
-        if proposals.len() >= PROPOSALS_MAX && !proposals.contains_key(&incident.0) {
+        if proposals.len() >= PROPOSALS_MAX && !proposals.contains_key(&matter) {
             return Err(RequestError::TooManyProposals);
         }
-        let proposal = Proposal { by: operator.clone(), to: wanted.to, evidence, until: now + PROPOSAL_LASTS };
-        proposals.insert(incident.0, proposal);
-        Ok(Decision::Proposed)
+        proposals.insert(matter, Proposal { by: operator.clone(), says, until: now + PROPOSAL_LASTS });
+        Ok(None)
     }
 
     /// An incident with all that its entries say, and with persons' names.

@@ -6,7 +6,9 @@
 use crate::exchange::{Answer, BodyError, Gone};
 use crate::framing::FramingError;
 use crate::json::ParseRequestError;
-use audit_log::{AppendError, ConsistencyError, IncidentId, Leg, LookupError, OwnEntriesError, ReceiptError};
+use audit_log::{
+    AppendError, ConsistencyError, IncidentId, KeepingError, Leg, LookupError, OwnEntriesError, ReceiptError,
+};
 use engine_model::{ChatTemplateError, RenderError};
 use engine_runtime::{StepError, SubmitError, TokenizeError};
 use gateway_auth::AuthError;
@@ -73,9 +75,9 @@ pub(crate) enum RequestError {
     OwnEntriesBusy { retry_after_ms: u64 },
     #[error("the operator named this tenant as no probe (`[audit] probes`), so it records no audits")]
     NoProbe,
-    #[error("this takes a second person: another operator has to say the same of the same evidence")]
+    #[error("this takes a second person: another operator has to say the same")]
     SecondPerson,
-    #[error("too many incidents wait for a second person already")]
+    #[error("too much waits for a second person already")]
     TooManyProposals,
     #[error(transparent)]
     Lookup(#[from] LookupError),
@@ -274,6 +276,8 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::TooManyProposals => Refusal::overload(429, "too_many_proposals", message, RETRY_AFTER_MS),
         RequestError::Append(AppendError::NoIncident) => Refusal::caller(404, "incident_not_found", message),
         RequestError::Append(AppendError::IncidentMove(_)) => Refusal::caller(409, "incident_move_forbidden", message),
+        RequestError::Append(AppendError::NothingKept) => Refusal::caller(404, "tenant_not_in_log", message),
+        RequestError::Append(AppendError::Keeping(error)) => kept(*error, message),
         RequestError::Lookup(LookupError::Damaged { .. }) => {
             Refusal::internal(500, "log_damaged", "The stored log does not verify.".to_owned())
         }
@@ -305,6 +309,19 @@ fn own_entries(error: &OwnEntriesError, message: String) -> Refusal {
         }
         OwnEntriesError::Damaged { .. } => {
             Refusal::internal(500, "log_damaged", "The stored log does not verify.".to_owned())
+        }
+    }
+}
+
+fn kept(error: KeepingError, message: String) -> Refusal {
+    match error {
+        KeepingError::Held { .. } => Refusal::caller(409, "held", message),
+        KeepingError::ErasedKey { .. } => Refusal::caller(409, "erased", message),
+        KeepingError::SecondPerson => Refusal::caller(409, "second_person_needed", message),
+        KeepingError::NoHold => Refusal::caller(404, "hold_not_found", message),
+        KeepingError::HoldTime => Refusal::caller(400, "invalid_hold", message),
+        KeepingError::HoldTwice | KeepingError::NoErasure { .. } | KeepingError::NoTenant | KeepingError::Prune => {
+            Refusal::internal(500, "internal_error", message)
         }
     }
 }

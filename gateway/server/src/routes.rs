@@ -5,6 +5,7 @@ use crate::config::MetricsReaders;
 use crate::exchange::{Answer, Exchange, Site};
 use crate::gateway::Services;
 use crate::generate::Api;
+use crate::keeping;
 use crate::operators::{DECISION_BYTES_MAX, Decision, Operator, Wanted, parse_id, tenant_view};
 use crate::own_entries;
 use crate::reply::Reply;
@@ -18,6 +19,8 @@ use std::sync::Arc;
 
 const JSON: &str = "application/json";
 const OPERATOR_INCIDENT: &str = "/v1/operator/incidents/";
+const ERASURES_OF: &str = "/v1/operator/erasures/";
+const HOLD: &str = "/v1/operator/holds/";
 const TEXT: &str = "text/plain; charset=utf-8";
 const HTML: &str = "text/html; charset=utf-8";
 /// Version of the Prometheus text format.
@@ -44,6 +47,12 @@ enum Route {
     /// All incidents, for operators.
     OperatorIncidents,
     OperatorIncident(String),
+    /// Erasing keys, for operators.
+    Erasures,
+    /// A tenant's keys.
+    ErasuresOf(String),
+    Holds,
+    Hold(String),
 }
 
 impl Route {
@@ -59,6 +68,8 @@ impl Route {
             "/v1/isolation/audits" => Some(Self::Audits),
             "/v1/isolation/incidents" => Some(Self::Incidents),
             "/v1/operator/incidents" => Some(Self::OperatorIncidents),
+            "/v1/operator/erasures" => Some(Self::Erasures),
+            "/v1/operator/holds" => Some(Self::Holds),
             "/healthz" => Some(Self::Health),
             "/readyz" => Some(Self::Ready),
             "/metrics" => Some(Self::Metrics),
@@ -66,14 +77,16 @@ impl Route {
                 let model = path.strip_prefix("/v1/models/").map(|name| Self::Model(name.to_owned()));
                 let receipt = || path.strip_prefix("/v1/isolation/receipts/").map(|id| Self::Receipt(id.to_owned()));
                 let incident = || path.strip_prefix(OPERATOR_INCIDENT).map(|id| Self::OperatorIncident(id.to_owned()));
-                model.or_else(receipt).or_else(incident)
+                let erasures = || path.strip_prefix(ERASURES_OF).map(|tenant| Self::ErasuresOf(tenant.to_owned()));
+                let hold = || path.strip_prefix(HOLD).map(|id| Self::Hold(id.to_owned()));
+                model.or_else(receipt).or_else(incident).or_else(erasures).or_else(hold)
             }
         }
     }
 
     fn allow(&self) -> &'static str {
         match self {
-            Self::Generate(_) | Self::Audits => "POST",
+            Self::Generate(_) | Self::Audits | Self::Erasures | Self::Hold(_) => "POST",
             Self::Models
             | Self::Model(_)
             | Self::Health
@@ -85,8 +98,9 @@ impl Route {
             | Self::OwnEntries
             | Self::VerifierPage
             | Self::Incidents
-            | Self::OperatorIncidents => "GET, HEAD",
-            Self::OperatorIncident(_) => "GET, HEAD, POST",
+            | Self::OperatorIncidents
+            | Self::ErasuresOf(_) => "GET, HEAD",
+            Self::OperatorIncident(_) | Self::Holds => "GET, HEAD, POST",
         }
     }
 
@@ -109,6 +123,10 @@ impl Route {
             Self::Incidents => "incidents",
             Self::OperatorIncidents => "operator_incidents",
             Self::OperatorIncident(_) => "operator_incident",
+            Self::Erasures => "operator_erasures",
+            Self::ErasuresOf(_) => "operator_erasures_of",
+            Self::Holds => "operator_holds",
+            Self::Hold(_) => "operator_hold",
         }
     }
 }
@@ -162,6 +180,22 @@ async fn follow(http: &mut Exchange, route: Route, on: &Arc<Services>) -> Result
         Route::OperatorIncident(id) => {
             let (who, id) = (operator(http, on)?, parse_id(&id).ok_or(AppendError::NoIncident)?);
             if http.method() == "POST" { move_incident(http, &who, id, on).await? } else { incident(id, on).await? }
+        }
+        Route::Erasures => {
+            let who = operator(http, on)?;
+            keeping::erase(http, &who, on).await?
+        }
+        Route::ErasuresOf(tenant) => {
+            operator(http, on)?;
+            keeping::keys(&tenant, on)?
+        }
+        Route::Holds => {
+            let who = operator(http, on)?;
+            if http.method() == "POST" { keeping::place_hold(http, &who, on).await? } else { keeping::holds(on) }
+        }
+        Route::Hold(id) => {
+            let who = operator(http, on)?;
+            keeping::release(http, &who, &id, on).await?
         }
     };
     Ok(http.answer(answer).await?)

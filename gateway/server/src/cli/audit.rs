@@ -8,9 +8,11 @@
 pub(crate) mod blast_radius;
 mod evidence;
 mod incidents;
+mod keeping;
 mod measure;
 mod moment;
 mod ocsf;
+mod operator;
 mod probe;
 mod prompts;
 mod replay;
@@ -63,6 +65,18 @@ pub(crate) enum Audit {
     /// report as JSON, HTML, PDF and OSCAL that follows from them, and a verifier in Python. `bulkhead-verify bundle` checks it
     /// offline, and so does this command before anybody has it. No other tenant is named in it.
     Report(evidence::EvidenceArguments),
+    /// Erase a tenant's commitment keys, as two operators of a running gateway; the key of each is in BULKHEAD_OPERATOR_KEY
+    ///
+    /// What was committed to with an erased key cannot be opened any more, by nobody but who holds its receipts: this cannot be
+    /// undone. The first operator proposes, and another one says the same. What a hold covers is refused. What was erased before
+    /// stays so, and is said.
+    Erase(keeping::EraseArguments),
+    /// Let nothing be destroyed of a tenant, or of anybody, as an operator of a running gateway
+    Hold(keeping::HoldArguments),
+    /// End a hold, as two operators of a running gateway
+    Release(keeping::ReleaseArguments),
+    /// List what is held
+    Holds(keeping::HoldsArguments),
     /// Compute an answer again from its receipt, the request and the model, and compare it bit for bit
     ///
     /// Nobody is asked, and nothing but the files is needed. Ends with 0 when the answer is the same, 3 when it is not, 4 when
@@ -128,6 +142,10 @@ pub(crate) async fn run(what: Audit) -> Result<()> {
         Audit::BlastRadius(arguments) => blast_radius::run(&arguments),
         Audit::Report(arguments) => evidence::run(&arguments),
         Audit::Incidents(arguments) => incidents::run(arguments).await,
+        Audit::Erase(arguments) => keeping::erase(arguments).await,
+        Audit::Hold(arguments) => keeping::hold(arguments).await,
+        Audit::Release(arguments) => keeping::release(arguments).await,
+        Audit::Holds(arguments) => keeping::holds(arguments).await,
         Audit::Replay(arguments) => replay::run(arguments).await,
     }
 }

@@ -72,6 +72,17 @@ fn witnesses_have_an_address_and_a_key() {
 }
 
 #[test]
+fn traces_are_kept_for_ever_unless_it_is_said_for_how_long() {
+    let config = |audit: &str| format!("data_dir = \"d\"\nmodel = \"m\"\n[audit]\n{audit}\n");
+    let read = |audit: &str| Config::parse(&config(audit)).unwrap().retention_days.map(std::num::NonZeroU32::get);
+    assert_eq!((read(""), read("retention_days = 1"), read("retention_days = 365000")), (None, Some(1), Some(365_000)));
+    for days in ["0", "-1", "365001", "1.5", "\"30\"", "false"] {
+        let wanted = "`audit.retention_days` must be a whole number of days from 1 to 365000";
+        assert_eq!(mistakes(&config(&format!("retention_days = {days}"))), [wanted], "{days}");
+    }
+}
+
+#[test]
 fn the_index_is_on_disk_unless_it_is_to_be_in_memory() {
     let config = |audit: &str| format!("data_dir = \"d\"\nmodel = \"m\"\n[audit]\n{audit}\n");
     let read = |audit: &str| Config::parse(&config(audit)).unwrap().index;

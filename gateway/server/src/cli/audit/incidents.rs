@@ -1,9 +1,9 @@
 //! `bulkhead audit incidents`: what a running gateway knows of incidents, and what persons decide about them. The gateway alone
 //! writes to the log; an operator asks it over HTTP, with a key of its own.
 
+use super::operator::Gateway;
 use super::{moment, ocsf};
-use crate::cli::http_client::{Address, Request, send};
-use crate::cli::{environment, say};
+use crate::cli::say;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -77,14 +77,10 @@ enum Command {
 
 /// Asks the gateway, and prints what it says.
 pub(crate) async fn run(arguments: IncidentsArguments) -> Result<()> {
-    let key = environment::operator_key().context("no key: set BULKHEAD_OPERATOR_KEY to an operator's key")?;
-    if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        bail!("the key holds a line break, a space or another character that no key has");
-    }
     if arguments.ocsf && arguments.command.is_some() {
         bail!("`--ocsf` prints all incidents: it goes with no command");
     }
-    let gateway = Gateway { address: Address::parse(&arguments.address)?, key };
+    let gateway = Gateway::of(&arguments.address)?;
     let (id, body) = match arguments.command {
         None => {
             let list = gateway.ask("GET", "/v1/operator/incidents", None).await?.1;
@@ -118,26 +114,6 @@ pub(crate) async fn run(arguments: IncidentsArguments) -> Result<()> {
         (false, _) => incident_words(&answer),
     };
     Ok(say(text.trim_end())?)
-}
-
-struct Gateway {
-    address: Address,
-    key: String,
-}
-
-impl Gateway {
-    async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> Result<(u16, Value)> {
-        let body = body.map(|body| body.to_string());
-        let response = send(&self.address, Request { method, path, key: Some(&self.key), body }).await?;
-        let status = response.status;
-        let answer: Value = serde_json::from_slice(&response.body().await?).unwrap_or_default();
-        if !(200..300).contains(&status) {
-            let message = answer.pointer("/error/message").and_then(Value::as_str).unwrap_or("no reason was given");
-            let shown: String = message.chars().filter(|c| !c.is_control()).take(300).collect();
-            bail!("the gateway refused ({status}): {shown}");
-        }
-        Ok((status, answer))
-    }
 }
 
 fn decision(state: &str, evidence: Option<&Path>, notice: Option<&Path>) -> Result<Value> {
