@@ -14,6 +14,7 @@ mod guesses;
 mod handoff;
 mod incidents;
 mod index;
+mod keeping;
 mod kernels;
 mod link;
 mod own_entries;
@@ -69,6 +70,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         handoff::HANDOFF,
         incidents::INCIDENT_LIVES,
         index::INDEX,
+        keeping::KEEPING,
         kernels::KERNELS,
         link::LINK,
         own_entries::OWN_ENTRIES,
@@ -390,8 +392,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "log keys: a used key is not replaced in silence",
         file: "audit/log/src/keys.rs",
-        find: "if read_key(&*self.storage, &erased)?.is_none() {",
-        replace: "if read_key(&*self.storage, &erased)?.is_none() && epoch == u64::MAX {",
+        find: "if used { Missing::Refuse } else { Missing::Make }",
+        replace: "if used && epoch == u64::MAX { Missing::Refuse } else { Missing::Make }",
         packages: &["audit-log"],
         tests: "test(a_lost_key_that_was_used_is_never_replaced_in_silence)",
     },
@@ -401,7 +403,7 @@ const MUTATIONS: &[Mutation] = &[
         find: ".filter(|openings| opens(openings, &commitments, record.opened));",
         replace: ".filter(|openings| opens(openings, &commitments, record.opened) || record.opened < u64::MAX);",
         packages: &["audit-log"],
-        tests: "test(a_lost_key_that_was_used_is_never_replaced_in_silence)",
+        tests: "test(a_receipt_has_no_salts_of_another_key_of_its_epoch)",
     },
 ];
 

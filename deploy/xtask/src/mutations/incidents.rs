@@ -41,8 +41,8 @@ pub(super) const INCIDENT_LIVES: &[Mutation] = &[
     Mutation {
         name: "incidents: the second person says the same of the same evidence",
         file: OPERATORS,
-        find: "&& (waiting.to, waiting.evidence) == (wanted.to, evidence)",
-        replace: "&& waiting.to == wanted.to",
+        find: "&& waiting.says == says",
+        replace: "&& !says.is_empty()",
         packages: &["gateway-server"],
         tests: "test(closing_takes_two_persons_who_say_the_same)",
     },
