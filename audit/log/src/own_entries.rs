@@ -229,15 +229,17 @@ impl Asked<'_> {
 /// who looks after the incident: its own view of incidents has the rest.
 fn shows(body: &Body) -> bool {
     match body {
-        Body::Opened(_) | Body::Sealed(_) | Body::Fault(_) | Body::Audit(_) | Body::Replay(_) => true,
+        Body::Opened(_) | Body::Sealed(_) | Body::Fault(_) | Body::Audit(_) | Body::Replay(_) | Body::Erased(_) => true,
         Body::Incident(Incident { victim, page, generation, .. }) => {
             victim.is_none() && page.is_none() && generation.is_none()
         }
         Body::IncidentState(IncidentState { actor, second, evidence, notice, .. }) => {
             actor.is_none() && second.is_none() && evidence.is_none() && notice.is_none()
         }
+        // They say who asked for it, and a hold perhaps what nobody is to know. That a key is gone is said by itself.
+        Body::Erasure(_) | Body::Hold(_) | Body::Release(_) => false,
         // These have no tenant.
-        Body::Genesis { .. } | Body::Recovered { .. } | Body::Heartbeat => false,
+        Body::Prune(_) | Body::Genesis { .. } | Body::Recovered { .. } | Body::Heartbeat => false,
     }
 }
 

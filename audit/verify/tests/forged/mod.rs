@@ -126,7 +126,12 @@ impl Forge {
 
     /// The log as it was with so many entries.
     pub(crate) fn prefix(&self, size: usize) -> Self {
-        Self { entries: self.entries[..size].to_vec(), version: self.version, heads: HashMap::new() }
+        Self {
+            entries: self.entries[..size].to_vec(),
+            version: self.version,
+            later_us: self.later_us,
+            heads: HashMap::new(),
+        }
     }
 
     /// A receipt for any two entries.
