@@ -148,7 +148,7 @@ pub(super) const KEEPING: &[Mutation] = &[
         name: "retention: what is held stays",
         file: "audit/log/src/retention.rs",
         find: "(keeping.held_from_us(), keeping.pruned_before())",
-        replace: "(None, keeping.pruned_before())",
+        replace: "(keeping.held_from_us().filter(|held| *held == u64::MAX), keeping.pruned_before())",
         packages: &["audit-log"],
         tests: "test(a_hold_from_the_middle_on_keeps_what_comes_after)",
     },
