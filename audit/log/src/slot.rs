@@ -42,7 +42,13 @@ impl Slot {
                 return Err(OpenLogError::Slot);
             }
         }
-        Ok(Self { file, current })
+        let slot = Self { file, current };
+        // What was read may never have reached the device: after a sync that failed, its pages count as clean, and a loss of power
+        // takes them. So it is written again, the same bytes, and synced before anything is built on it.
+        if let Some(current) = &slot.current {
+            slot.write(current)?;
+        }
+        Ok(slot)
     }
 
     pub(crate) fn current(&self) -> Option<&Commitment> {
@@ -57,13 +63,17 @@ impl Slot {
         }
         let counter = self.current.as_ref().map_or(1, |current| current.counter + 1);
         let next = Commitment { counter, size, root, signed_us, note };
-        let copy = encode(&next).ok_or(LogFault::EntryTooLong { length: next.note.len() })?;
-        // Odd counters lie in the first copy, even ones in the second: the one overwritten is the older.
-        let offset = (next.counter + 1) % 2 * COPY_BYTES as u64;
-        self.file.write_at(offset, &copy).map_err(storage("write", SLOT))?;
-        self.file.sync().map_err(storage("sync", SLOT))?;
+        self.write(&next)?;
         self.current = Some(next);
         Ok(())
+    }
+
+    fn write(&self, commitment: &Commitment) -> Result<(), LogFault> {
+        let copy = encode(commitment).ok_or(LogFault::EntryTooLong { length: commitment.note.len() })?;
+        // Odd counters lie in the first copy, even ones in the second: the one overwritten is the older.
+        let offset = (commitment.counter + 1) % 2 * COPY_BYTES as u64;
+        self.file.write_at(offset, &copy).map_err(storage("write", SLOT))?;
+        self.file.sync().map_err(storage("sync", SLOT))
     }
 }
 

@@ -104,6 +104,28 @@ async fn a_full_disk_stops_the_log_and_space_heals_it() {
     assert_eq!(log.receipt(&acme, RequestId::from_bytes([2; 16])), Err(ReceiptError::NotFound));
 }
 
+/// The next start finds what the last one wrote, but only in memory: a sync that failed leaves it there as if it were on the disk.
+#[tokio::test]
+async fn a_commit_whose_sync_failed_is_written_again_before_it_is_believed() {
+    let acme = principal(1, "acme");
+    for seed in 0..16 {
+        let disk = MemoryDisk::default();
+        let log = open(&disk, START_US).unwrap();
+        published(&log);
+        disk.fail_on("sync slot", Kind::Half);
+        log.open_request(&permit(&acme, 1), facts()).await.unwrap_err();
+        drop(log);
+        assert_eq!(disk.heal().as_deref(), Some("sync slot"));
+        // It is there, so it is published: from here on it must not be lost.
+        let log = open(&disk, START_US + 100_000_000_000).unwrap();
+        published(&log);
+        drop(log);
+        disk.crash(seed);
+        let log = open(&disk, START_US + 200_000_000_000).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        check_told(&log, &[Told { who: acme.clone(), request: 1, sealed: None }]);
+    }
+}
+
 #[tokio::test]
 async fn a_clock_that_goes_back_stops_the_log() {
     let disk = MemoryDisk::default();

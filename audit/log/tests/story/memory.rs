@@ -4,8 +4,11 @@
 use audit_log::{Clock, Storage, StoredFile};
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+
+const SECTOR: usize = 512;
 
 /// What becomes of the call that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +27,34 @@ struct Inode {
     cached: Vec<u8>,
     /// What is on the device.
     durable: Vec<u8>,
+    /// What was written since the last sync. After one that failed nothing of it is any more, as on Linux: the pages count as
+    /// clean, reads see them, and no later sync writes them.
+    dirty: Vec<Range<usize>>,
+}
+
+impl Inode {
+    fn new(cached: Vec<u8>, durable: Vec<u8>) -> Self {
+        let whole = 0..cached.len();
+        Self { cached, durable, dirty: vec![whole] }
+    }
+
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        self.cached.resize(self.cached.len().max(offset + bytes.len()), 0);
+        self.cached[offset..offset + bytes.len()].copy_from_slice(bytes);
+        self.dirty.push(offset..offset + bytes.len());
+    }
+
+    fn sync(&mut self) {
+        self.durable.resize(self.cached.len(), 0);
+        for range in self.dirty.drain(..) {
+            let range = range.start.min(self.cached.len())..range.end.min(self.cached.len());
+            self.durable[range.clone()].copy_from_slice(&self.cached[range]);
+        }
+    }
+
+    fn may_be_lost(&self, sector: usize) -> bool {
+        self.dirty.iter().any(|range| range.start < (sector + 1) * SECTOR && sector * SECTOR < range.end)
+    }
 }
 
 #[derive(Default)]
@@ -36,6 +67,8 @@ struct Disk {
     fail_on: Option<(String, Kind)>,
     /// From this call on everything that needs space fails.
     full_from: Option<usize>,
+    /// From this call on nothing is done any more.
+    stopped_from: Option<usize>,
     failed: Option<String>,
     /// The next read inside a file gives the bytes that lie right before those asked for.
     misdirected: bool,
@@ -68,6 +101,18 @@ impl MemoryDisk {
         (disk.calls, disk.full_from, disk.failed) = (0, Some(call), None);
     }
 
+    /// Stops from the call with this number on: the power is gone, whatever the process still tries.
+    pub(crate) fn stop_at(&self, call: usize) {
+        let mut disk = self.disk();
+        (disk.calls, disk.stopped_from, disk.failed) = (0, Some(call), None);
+    }
+
+    /// Whether it has stopped.
+    pub(crate) fn has_stopped(&self) -> bool {
+        let disk = self.disk();
+        disk.stopped_from.is_some_and(|from| disk.calls > from)
+    }
+
     /// Lets the next read inside a file give what lies right before its place.
     pub(crate) fn misdirect_next_read(&self) {
         self.disk().misdirected = true;
@@ -76,7 +121,7 @@ impl MemoryDisk {
     /// Ends all faults; says which call had failed.
     pub(crate) fn heal(&self) -> Option<String> {
         let mut disk = self.disk();
-        (disk.fail_at, disk.fail_on, disk.full_from) = (None, None, None);
+        (disk.fail_at, disk.fail_on, disk.full_from, disk.stopped_from) = (None, None, None, None);
         disk.failed.take()
     }
 
@@ -101,12 +146,12 @@ impl MemoryDisk {
         for inode in &mut disk.inodes {
             let length = if flip() { inode.cached.len() } else { inode.durable.len() };
             let mut content = vec![0; length];
-            for (sector, bytes) in content.chunks_mut(512).enumerate() {
-                let source = if flip() { &inode.cached } else { &inode.durable };
-                let from = source.get(sector * 512..).unwrap_or_default();
+            for (sector, bytes) in content.chunks_mut(SECTOR).enumerate() {
+                let source = if inode.may_be_lost(sector) && flip() { &inode.cached } else { &inode.durable };
+                let from = source.get(sector * SECTOR..).unwrap_or_default();
                 bytes.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
             }
-            (inode.cached, inode.durable) = (content.clone(), content);
+            *inode = Inode { cached: content.clone(), durable: content, dirty: Vec::new() };
         }
         (disk.names, disk.durable_names) = (names.clone(), names);
     }
@@ -150,6 +195,10 @@ impl MemoryDisk {
         let mut disk = self.disk();
         let call = disk.calls;
         disk.calls += 1;
+        if disk.stopped_from.is_some_and(|from| call >= from) {
+            disk.failed.get_or_insert_with(&what);
+            return Err(io::Error::other("the power is gone"));
+        }
         if needs_space && disk.full_from.is_some_and(|from| call >= from) {
             disk.failed.get_or_insert_with(&what);
             return Err(io::ErrorKind::StorageFull.into());
@@ -212,7 +261,7 @@ impl Storage for MemoryDisk {
             |disk, half| {
                 let bytes = if half { &bytes[..bytes.len() / 2] } else { bytes };
                 let durable = if half { Vec::new() } else { bytes.to_vec() };
-                disk.inodes.push(Inode { cached: bytes.to_vec(), durable });
+                disk.inodes.push(Inode::new(bytes.to_vec(), durable));
                 let inode = disk.inodes.len() - 1;
                 disk.names.insert(path.to_owned(), inode);
                 Ok(())
@@ -310,10 +359,9 @@ impl StoredFile for MemoryFile {
             true,
             |disk, half| {
                 let bytes = if half { &bytes[..bytes.len() / 2] } else { bytes };
-                let (offset, file) = (usize::try_from(offset).unwrap(), &mut disk.inodes[self.inode].cached);
-                assert!(offset <= file.len(), "a hole in {}", self.path);
-                file.resize(file.len().max(offset + bytes.len()), 0);
-                file[offset..offset + bytes.len()].copy_from_slice(bytes);
+                let (offset, file) = (usize::try_from(offset).unwrap(), &mut disk.inodes[self.inode]);
+                assert!(offset <= file.cached.len(), "a hole in {}", self.path);
+                file.write(offset, bytes);
                 Ok(())
             },
         )
@@ -337,9 +385,11 @@ impl StoredFile for MemoryFile {
             || format!("sync {}", self.path),
             false,
             |disk, half| {
-                if !half {
-                    let inode = &mut disk.inodes[self.inode];
-                    inode.durable = inode.cached.clone();
+                let inode = &mut disk.inodes[self.inode];
+                if half {
+                    inode.dirty.clear()
+                } else {
+                    inode.sync()
                 }
                 Ok(())
             },

@@ -187,4 +187,12 @@ pub(super) const BOUNDS: &[Mutation] = &[
         packages: &["engine-kernels"],
         tests: "test(a_file_that_is_cut_while_it_is_mapped_ends_the_process_with_a_word)",
     },
+    Mutation {
+        name: "log: what a failed sync left in memory is written again before it is believed",
+        file: "audit/log/src/slot.rs",
+        find: "if let Some(current) = &slot.current {",
+        replace: "if let Some(current) = slot.current.as_ref().filter(|current| current.counter == 0) {",
+        packages: &["audit-log"],
+        tests: "test(a_commit_whose_sync_failed_is_written_again_before_it_is_believed)",
+    },
 ];
