@@ -388,7 +388,16 @@ impl AuditLog {
     /// # Errors
     /// [`crate::ReceiptError`].
     pub fn receipt(&self, principal: &Principal, request: RequestId) -> Result<String, crate::ReceiptError> {
-        crate::receipt::receipt(&self.shared, principal, request)
+        crate::receipt::text(&self.shared, principal, request)
+    }
+
+    /// The same as a COSE receipt (RFC 9942): shorter, without cosignatures and without the opened entry's own proof. Reads
+    /// files: call it where blocking is allowed.
+    ///
+    /// # Errors
+    /// [`crate::ReceiptError`]; `OnlyText` when the log's key is with another program.
+    pub fn cose_receipt(&self, principal: &Principal, request: RequestId) -> Result<Vec<u8>, crate::ReceiptError> {
+        crate::receipt::cose(&self.shared, principal, request)
     }
 
     /// What shows that the published log continues the tree of so many entries: the newest checkpoint and the proof, as C2SP
@@ -505,12 +514,14 @@ fn run_sequencer(shared: &Shared, mut sequencer: Sequencer, heartbeat: Option<Du
             },
             Taken::Closed => return,
         };
+        let answered = replies.len();
         if let Err((fault, replies)) = commit(shared, &mut sequencer, drafts, replies) {
             shared.fail(&fault);
             let error = failed(&fault.to_string());
             replies.into_iter().for_each(|reply| reply.refuse(error.clone()));
             return;
         }
+        shared.queue.gather(answered);
     }
 }
 

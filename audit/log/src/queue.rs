@@ -12,6 +12,12 @@ use tokio::sync::oneshot;
 /// When a full queue is worth another try: a few group commits later.
 const RETRY_AFTER_MS: u64 = 100;
 
+/// Fewer than these are not waited for: a sync is not dear beside them.
+const GATHERED_MIN: usize = 64;
+/// How often it is looked whether more have come, and how many times at most: a few milliseconds, as a sync takes.
+const GATHER_LOOK: Duration = Duration::from_micros(200);
+const GATHER_LOOKS_MAX: usize = 10;
+
 /// Who waits for a draft.
 pub(crate) enum Reply {
     Nobody,
@@ -101,6 +107,26 @@ impl Queue {
             (0, Some(_)) => Taken::Closed,
             (0, None) => Taken::Idle,
             _ => Taken::Drafts(state.waiting.drain(..batch).collect()),
+        }
+    }
+
+    /// Many who were answered together ask again together. Lets as many gather as were `answered`, while more of them come and for
+    /// a moment at most, so that no commit is spent on the first few.
+    pub(crate) fn gather(&self, answered: usize) {
+        if answered < GATHERED_MIN {
+            return;
+        }
+        let mut before = None;
+        for _ in 0..GATHER_LOOKS_MAX {
+            let (waiting, closed) = {
+                let state = self.state();
+                (state.waiting.len(), state.closed.is_some())
+            };
+            if closed || waiting >= answered || before == Some(waiting) {
+                return;
+            }
+            before = Some(waiting);
+            std::thread::sleep(GATHER_LOOK);
         }
     }
 
