@@ -388,7 +388,14 @@ struct Story {
     key: VerifierKey,
     version: EntryVersion,
     tenants: HashMap<TenantRef, (u64, Digest)>,
-    requests: HashMap<RequestId, Request>,
+    /// Requests without an end. Few, so that they are near.
+    open: HashMap<RequestId, Request>,
+    /// All others, which is nearly all there are: as little as can be is kept of each.
+    ended: HashMap<RequestId, Ended>,
+    /// Of every entry, by index: what a later one says of it is compared.
+    leaves: Vec<Digest>,
+    kinds: Counts,
+    reasons: Counts,
     incidents: HashMap<[u8; 16], (TenantRef, IncidentLife)>,
     keeping: Keeping,
     report: LogReport,
@@ -399,26 +406,47 @@ struct Request {
     opened: (u64, Digest),
     incidents: u64,
     faults: u64,
-    sealed: Option<SealedAt>,
     /// A replay of it came out different.
+    differs: bool,
+}
+
+/// A request whose response is sealed.
+struct Ended {
+    tenant: TenantRef,
+    /// Index of the opened entry, and of the sealed one.
+    opened: u64,
+    sealed: u64,
+    has_replay_digest: bool,
     differs: bool,
     replayed: bool,
 }
 
-#[derive(Clone, Copy)]
-struct SealedAt {
-    index: u64,
-    leaf: Digest,
-    has_replay_digest: bool,
-}
-
 impl Request {
     fn opened(tenant: TenantRef, opened: (u64, Digest)) -> Self {
-        Self { tenant, opened, incidents: 0, faults: 0, sealed: None, differs: false, replayed: false }
+        Self { tenant, opened, incidents: 0, faults: 0, differs: false }
     }
 
     fn is(&self, tenant: TenantRef, opened: (u64, Digest)) -> bool {
         self.tenant == tenant && self.opened == opened
+    }
+}
+
+/// Counts of names that are constants: there are few, and each is one place in memory.
+#[derive(Default)]
+struct Counts(Vec<(&'static str, u64)>);
+
+impl Counts {
+    fn add(&mut self, name: &'static str) {
+        match self.0.iter_mut().find(|(known, _)| std::ptr::eq(*known, name)) {
+            Some((_, count)) => *count += 1,
+            None => self.0.push((name, 1)),
+        }
+    }
+
+    fn by_name(&self) -> BTreeMap<&'static str, u64> {
+        let mut counts = BTreeMap::new();
+        self.0.iter().for_each(|(name, count)| *counts.entry(*name).or_default() += count);
+        counts
     }
 }
 
@@ -440,15 +468,16 @@ impl Story {
             pages: [0; 3],
             wall_us: (0, 0),
         };
-        let (tenants, requests, incidents, keeping) = Default::default();
+        let (tenants, open, ended, leaves, kinds, reasons, incidents, keeping) = Default::default();
         let key = key.clone();
-        Self { key, version: EntryVersion::V1, tenants, requests, incidents, keeping, report }
+        let version = EntryVersion::V1;
+        Self { key, version, tenants, open, ended, leaves, kinds, reasons, incidents, keeping, report }
     }
 
     /// Makes room for the requests of so many entries. A checkpoint may say anything: for some of them, then.
     fn expect(&mut self, entries: u64) {
         let requests = usize::try_from(entries / ENTRIES_OF_A_REQUEST).unwrap_or(REQUESTS_EXPECTED_MAX);
-        self.requests.reserve(requests.min(REQUESTS_EXPECTED_MAX));
+        self.ended.reserve(requests.min(REQUESTS_EXPECTED_MAX));
     }
 
     fn entry(&mut self, index: u64, leaf: Hash, entry: &Entry) -> Result<(), LogRefusal> {
@@ -456,12 +485,13 @@ impl Story {
             return Err(LogRefusal::Version { index });
         }
         self.version = entry.head.version;
-        *self.report.kinds.entry(entry.body.name()).or_default() += 1;
+        self.kinds.add(entry.body.name());
         if index == 0 {
             self.report.wall_us.0 = entry.head.wall_us;
         }
         self.report.wall_us.1 = entry.head.wall_us;
         let leaf = Digest(leaf.0);
+        self.leaves.push(leaf);
         if let Some(link) = entry.head.tenant {
             let (wanted, previous) =
                 self.tenants.insert(link.tenant, (link.number.saturating_add(1), leaf)).unwrap_or((0, Digest([0; 32])));
@@ -485,20 +515,24 @@ impl Story {
             Body::Opened(_) => {
                 let request = RequestId::from_bytes(entry.head.uuid);
                 let new = Request::opened(tenant?, (index, leaf));
-                if self.requests.insert(request, new).is_some() {
+                if self.ended.contains_key(&request) || self.open.insert(request, new).is_some() {
                     return Err(LogRefusal::OpenedTwice { index, request });
                 }
             }
             Body::Incident(incident) => {
                 let (tenant, opened) = (tenant?, (incident.opened_index, incident.opened_leaf));
                 let replay = incident.class == IncidentClass::Replay;
-                let request = match self.requests.get_mut(&incident.request) {
+                match self.ended.get_mut(&incident.request) {
                     // What is computed again is found to differ when it is sealed, or before any of it left.
-                    Some(request) if replay && request.sealed.is_some() && request.is(tenant, opened) => request,
-                    _ => self.open_request(index, tenant, incident.request, opened)?,
-                };
-                request.differs |= replay;
-                request.incidents += 1;
+                    Some(ended) if replay && ended.tenant == tenant && is_at(&self.leaves, ended.opened, opened) => {
+                        ended.differs = true;
+                    }
+                    _ => {
+                        let request = self.open_request(index, tenant, incident.request, opened)?;
+                        request.differs |= replay;
+                        request.incidents += 1;
+                    }
+                }
                 let life = (tenant, IncidentLife::detected(leaf));
                 if self.incidents.insert(incident.incident, life).is_some() {
                     return Err(LogRefusal::NoIncident { index });
@@ -510,9 +544,14 @@ impl Story {
             }
             Body::Sealed(sealed) => {
                 let opened = (sealed.opened_index, sealed.opened_leaf);
-                let request = self.open_request(index, tenant?, sealed.request, opened)?;
-                let has_replay_digest = sealed.replay.is_some();
-                request.sealed = Some(SealedAt { index, leaf, has_replay_digest });
+                let tenant = tenant?;
+                let request = self.open.remove(&sealed.request);
+                let request = request.filter(|request| request.is(tenant, opened));
+                let request = request.ok_or(LogRefusal::Pairing { index })?;
+                let (has_replay_digest, differs) = (sealed.replay.is_some(), request.differs);
+                let opened = request.opened.0;
+                let ended = Ended { tenant, opened, sealed: index, has_replay_digest, differs, replayed: false };
+                self.ended.insert(sealed.request, ended);
                 let stopped = sealed.reason == SealReason::Isolation;
                 // A crash may come between an incident and the end of its request.
                 if stopped != (request.incidents > 0) && sealed.reason != SealReason::Crash {
@@ -526,7 +565,7 @@ impl Story {
                 if foreign > 0 && !stopped {
                     return Err(LogRefusal::Pages { index, foreign });
                 }
-                *self.report.reasons.entry(sealed.reason.as_str()).or_default() += 1;
+                self.reasons.add(sealed.reason.as_str());
                 let counts = [sealed.pages.own, sealed.pages.public, foreign];
                 self.report.pages.iter_mut().zip(counts).for_each(|(sum, count)| *sum = sum.saturating_add(count));
             }
@@ -553,17 +592,16 @@ impl Story {
     /// One of each response at most, behind its end; and what came out different has its incident.
     fn replay(&mut self, index: u64, tenant: TenantRef, replay: &Replay) -> Result<(), LogRefusal> {
         let wrong = LogRefusal::Replay { index };
-        let Some(request) = self.requests.get_mut(&replay.request).filter(|request| request.tenant == tenant) else {
+        let Some(ended) = self.ended.get_mut(&replay.request).filter(|ended| ended.tenant == tenant) else {
             return Err(wrong);
         };
-        let Some(sealed) = request.sealed else { return Err(wrong) };
-        let is_of = (sealed.index, sealed.leaf) == (replay.sealed_index, replay.sealed_leaf);
+        let is_of = is_at(&self.leaves, ended.sealed, (replay.sealed_index, replay.sealed_leaf));
         let done = replay.outcome != ReplayOutcome::NotDone;
         let differs = replay.outcome == ReplayOutcome::Different;
-        if !is_of || request.replayed || done && !sealed.has_replay_digest || differs != request.differs {
+        if !is_of || ended.replayed || done && !ended.has_replay_digest || differs != ended.differs {
             return Err(wrong);
         }
-        request.replayed = true;
+        ended.replayed = true;
         *self.report.replays.entry(replay.outcome.as_str()).or_default() += 1;
         Ok(())
     }
@@ -575,16 +613,14 @@ impl Story {
         request: RequestId,
         opened: (u64, Digest),
     ) -> Result<&mut Request, LogRefusal> {
-        self.requests
-            .get_mut(&request)
-            .filter(|request| request.sealed.is_none() && request.is(tenant, opened))
-            .ok_or(LogRefusal::Pairing { index })
+        self.open.get_mut(&request).filter(|request| request.is(tenant, opened)).ok_or(LogRefusal::Pairing { index })
     }
 
     fn report(mut self, checkpoint: Checkpoint) -> LogReport {
         self.report.checkpoint = checkpoint;
         self.report.tenants = self.tenants.len() as u64;
-        self.report.unsealed = self.requests.values().filter(|request| request.sealed.is_none()).count() as u64;
+        self.report.unsealed = self.open.len() as u64;
+        (self.report.kinds, self.report.reasons) = (self.kinds.by_name(), self.reasons.by_name());
         for (_, _, erasure) in self.keeping.erasures() {
             self.report.erasures.0 += 1;
             self.report.erasures.1 += u64::from(erasure.done == 0);
@@ -596,4 +632,10 @@ impl Story {
         }
         self.report
     }
+}
+
+/// Whether the entry with this index, and this leaf hash, is the one that is meant.
+fn is_at(leaves: &[Digest], index: u64, meant: (u64, Digest)) -> bool {
+    let leaf = usize::try_from(index).ok().and_then(|index| leaves.get(index));
+    meant.0 == index && leaf == Some(&meant.1)
 }
