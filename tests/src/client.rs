@@ -57,7 +57,15 @@ impl Client {
     /// # Errors
     /// When there is no HTTP answer.
     pub fn get(&self, path: &str) -> Result<Response> {
-        let mut request = self.agent.get(format!("{}{path}", self.base));
+        self.get_as(path, "*/*")
+    }
+
+    /// The same for who takes these media types.
+    ///
+    /// # Errors
+    /// When there is no HTTP answer.
+    pub fn get_as(&self, path: &str, accept: &str) -> Result<Response> {
+        let mut request = self.agent.get(format!("{}{path}", self.base)).header("accept", accept);
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
         }

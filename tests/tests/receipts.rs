@@ -44,6 +44,17 @@ fn an_answer_can_be_proved_to_a_stranger_and_a_changed_one_cannot() -> Result<()
     let answer: Value = serde_json::from_slice(&response.body)?;
     ensure!(answer["system_fingerprint"] == format!("fp_{}", &fingerprint[..16]), "{answer}");
 
+    // The same as COSE, for who prefers it.
+    let path = format!("/v1/isolation/receipts/{id}");
+    let cose = acme.get_as(&path, "application/cose, text/plain;q=0.5")?;
+    ensure!(cose.header("content-type") == Some("application/cose") && cose.header("vary") == Some("Accept"));
+    ensure!(cose.body.len() < receipt.len(), "{} bytes", cose.body.len());
+    ensure!(globex.get_as(&path, "application/cose")?.status == 404);
+    write("receipt.cose", &cose.body)?;
+    let of_cose = ["receipt", "receipt.cose", "--request", "request.json", "--response", "response.json"];
+    let sound_cose = verify(&of_cose, folder.path())?;
+    ensure!(sound_cose.status.success(), "{}", String::from_utf8_lossy(&sound_cose.stdout));
+
     // One changed byte of the answer, the request or the receipt.
     let answer = String::from_utf8(response.body)?;
     let content = answer.find("\"content\":\"").context("no content")? + 12;
@@ -52,11 +63,13 @@ fn an_answer_can_be_proved_to_a_stranger_and_a_changed_one_cannot() -> Result<()
         ("request.json", request.as_bytes(), request.find("three").context("no prompt")?),
         ("receipt", receipt.as_bytes(), receipt.len() / 2),
         ("receipt", receipt.as_bytes(), receipt.len() - 10),
+        ("receipt.cose", &cose.body, 20),
+        ("receipt.cose", &cose.body, cose.body.len() - 10),
     ] {
         let mut changed = original.to_vec();
         changed[position] = if changed[position] == b'A' { b'B' } else { b'A' };
         write(file, &changed)?;
-        let refused = verify(&all, folder.path())?;
+        let refused = verify(if file == "receipt.cose" { &of_cose } else { &all }, folder.path())?;
         let code = refused.status.code();
         ensure!(code == Some(1), "{file} changed at {position}: {}", String::from_utf8_lossy(&refused.stdout));
         write(file, original)?;

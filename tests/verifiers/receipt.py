@@ -4,9 +4,10 @@
 Usage: receipt.py VERIFIER-KEY-FILE RECEIPT-FILE
 
 Written apart from the product, from the public formats: C2SP signed-note, tlog-checkpoint and tlog-proof, RFC 9162
-section 2.1.3.2, and docs/log-format.md for the extra line and the entries. It shows that both entries are in the signed
-log and belong to one request, and which model the opened one names; the trace and the salts are not looked at. Exit status 0
-when it is so, 1 when it is not.
+section 2.1.3.2, RFC 9052 and RFC 9942 for receipts in COSE, and docs/log-format.md for the extra data and the entries. It shows
+that both entries are in the signed log and belong to one request, and which model the opened one names; of a COSE receipt, that
+the sealed entry is in the log and names the opened one. The trace and the salts are not looked at. Exit status 0 when it is so,
+1 when it is not.
 """
 
 import base64
@@ -87,7 +88,7 @@ def parse_receipt(text):
 
 
 class Items:
-    """Deterministic CBOR (RFC 8949 section 4.2.1), item by item: what the format has, and nothing else."""
+    """CBOR with shortest lengths (RFC 8949 section 4.2.1), item by item: what the formats have, and nothing else."""
 
     def __init__(self, data):
         self.data, self.at = data, 0
@@ -112,8 +113,15 @@ class Items:
     def uint(self):
         return self.head(0)
 
+    def is_(self, value):
+        """The integer that has to stand here."""
+        require((self.head(0) if value >= 0 else -1 - self.head(1)) == value, f"CBOR has no {value} where it belongs")
+
     def bytes_(self):
         return self.take(self.head(2))
+
+    def text(self):
+        return self.take(self.head(3)).decode()
 
     def null_or(self, read):
         if self.at < len(self.data) and self.data[self.at] == 0xF6:
@@ -200,7 +208,7 @@ def open_checkpoint(note, key):
     return origin, size, root
 
 
-def verify_inclusion(entry, index, size, hashes, root):
+def inclusion_root(entry, index, size, hashes):
     """RFC 9162 section 2.1.3.2, step by step."""
     require(index < size, "the index is not in the tree")
     node, last = index, size - 1
@@ -217,7 +225,58 @@ def verify_inclusion(entry, index, size, hashes, root):
         node >>= 1
         last >>= 1
     require(last == 0, "the proof is too short")
-    require(result == root, "the proof does not lead to the root hash")
+    return result
+
+
+def verify_inclusion(entry, index, size, hashes, root):
+    require(inclusion_root(entry, index, size, hashes) == root, "the proof does not lead to the root hash")
+
+
+def open_cose(data, key):
+    """Checks the log's signature on a COSE receipt; returns origin, size, index and extra data."""
+    name, key_id, public_key = key
+    items = Items(data)
+    require(items.head(6) == 18 and items.head(4) == 4, "not a COSE_Sign1")
+    protected = items.bytes_()
+    # One more parameter with the extra data: of the kind of proof, the one inclusion proof.
+    require(items.head(5) == 2, "the receipt has no extra data")
+    items.is_(396), require(items.head(5) == 1, "not one kind of proof"), items.is_(-1)
+    require(items.head(4) == 1, "not one proof")
+    proof = Items(items.bytes_())
+    items.is_(-65537)
+    extra = items.bytes_()
+    require(items.null_or(lambda: b"") is None, "the root hash is not detached")
+    signature = items.bytes_()
+    items.end()
+    head = Items(protected)
+    require(head.head(5) == 4, "the protected header has other parameters")
+    head.is_(1), head.is_(-8), head.is_(4)
+    require(head.bytes_() == key_id, "the receipt is signed by another key")
+    head.is_(15), require(head.head(5) == 3, "not three claims")
+    head.is_(1)
+    origin = head.text()
+    head.is_(2)
+    subject = head.text()
+    head.is_(-65537)
+    size = head.uint()
+    head.is_(395), head.is_(1)
+    head.end()
+    require(proof.head(4) == 3 and proof.uint() == size, "the proof is for another size")
+    index, count = proof.uint(), proof.head(4)
+    require(count <= PROOF_HASHES_MAX, "the proof is too long")
+    hashes = [proof.bytes_() for _ in range(count)]
+    proof.end()
+    require(origin == name, "the receipt is of another log")
+    require(all(len(hash_) == 32 for hash_ in hashes), "a proof's hash has another length")
+    entry = parse_extra(extra)[0]
+    root = inclusion_root(entry, index, size, hashes)
+    # RFC 9052 section 4.4, with the root hash as the detached payload.
+    require(len(protected) < 256, "the protected header is too long")
+    length = bytes([0x40 | len(protected)]) if len(protected) < 24 else bytes([0x58, len(protected)])
+    message = b"\x84\x6aSignature1" + length + protected + b"\x40\x58\x20" + root
+    require(len(signature) == 64 and verify_signature(public_key, message, signature), "the signature is false")
+    require(subject.replace("-", "") == parse_entry(entry)[4].bytes_().hex(), "the receipt is about another request")
+    return origin, size, index, extra
 
 
 def main(arguments):
@@ -226,12 +285,16 @@ def main(arguments):
         return 2
     try:
         key = parse_key(read_file(arguments[1], KEY_BYTES_MAX).decode())
-        receipt = read_file(arguments[2], RECEIPT_BYTES_MAX).decode()
-        extra, index, hashes, note = parse_receipt(receipt)
-        entry, opened, opened_index, opened_hashes = parse_extra(extra)
-        origin, size, root = open_checkpoint(note, key)
-        verify_inclusion(entry, index, size, hashes, root)
-        verify_inclusion(opened, opened_index, size, opened_hashes, root)
+        receipt = read_file(arguments[2], RECEIPT_BYTES_MAX)
+        if receipt[:1] == b"\xd2":
+            origin, size, index, extra = open_cose(receipt, key)
+            entry, opened, opened_index, _ = parse_extra(extra)
+        else:
+            extra, index, hashes, note = parse_receipt(receipt.decode())
+            entry, opened, opened_index, opened_hashes = parse_extra(extra)
+            origin, size, root = open_checkpoint(note, key)
+            verify_inclusion(entry, index, size, hashes, root)
+            verify_inclusion(opened, opened_index, size, opened_hashes, root)
         model, fingerprint = opened_facts(opened, opened_index, entry)
     except UnicodeDecodeError:
         print("REFUSED: not text")

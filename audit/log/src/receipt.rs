@@ -1,12 +1,12 @@
 //! Receipts: a request's two entries, proven under the published checkpoint, with what opens their commitments. All of
-//! it is read back from the published files and checked on the way, as a stranger would.
+//! it is read back from the published files and checked on the way, as a stranger would. There are two forms of one receipt.
 
 use crate::index::{LookupError, RequestRecord, TraceAt};
 use crate::log::{Shared, lock};
 use crate::publish::Published;
 use crate::storage::Storage;
 use audit_provenance::{Body, Commitment, Disclosure, DisclosureVersion, Entry, Field, Opened, Openings, Sealing};
-use audit_tlog::{TileFiles, TilePath, TiledTree, TlogProof, TreeReadError};
+use audit_tlog::{CoseError, CoseReceipt, TileFiles, TilePath, TiledTree, TlogProof, TreeReadError};
 use policies_domain::{Principal, RequestId};
 use std::io;
 use std::sync::{Arc, PoisonError};
@@ -28,6 +28,9 @@ pub enum ReceiptError {
         /// When it is worth another try.
         retry_after_ms: u64,
     },
+    /// The log's key is with another program, which signs checkpoints alone: there is the receipt as text.
+    #[error("this log's key signs checkpoints alone: ask for the receipt as text/plain")]
+    OnlyText,
     /// What is stored does not verify, or could not be read.
     #[error("the stored log does not verify: {reason}")]
     Damaged {
@@ -45,7 +48,55 @@ impl TileFiles for Tiles<'_> {
     }
 }
 
-pub(crate) fn receipt(shared: &Shared, principal: &Principal, request: RequestId) -> Result<String, ReceiptError> {
+/// The receipt as C2SP tlog-proof writes it.
+pub(crate) fn text(shared: &Shared, principal: &Principal, request: RequestId) -> Result<String, ReceiptError> {
+    make(shared, principal, request, |of| {
+        let disclosure = Disclosure { opened_proof: of.path(of.record.opened)?, ..of.disclosure()? };
+        let proof = TlogProof {
+            extra: Some(disclosure.encode()),
+            index: of.sealed,
+            hashes: of.tree.prove_inclusion(of.sealed)?,
+            checkpoint: of.published.note.clone(),
+        };
+        Ok(proof.encode())
+    })
+}
+
+/// The receipt as RFC 9942 has it. It proves the sealed entry alone, which names the opened one by its hash: a reader who wants
+/// both proofs, or cosignatures, takes the text.
+pub(crate) fn cose(shared: &Shared, principal: &Principal, request: RequestId) -> Result<Vec<u8>, ReceiptError> {
+    make(shared, principal, request, |of| {
+        let signer = shared.keys.signer();
+        let receipt = CoseReceipt {
+            origin: signer.name().to_owned(),
+            subject: request.to_string(),
+            size: of.published.size,
+            index: of.sealed,
+            hashes: of.tree.prove_inclusion(of.sealed)?,
+            extra: Some(of.disclosure()?.encode()),
+        };
+        Ok(receipt.sign(of.published.root, signer)?)
+    })
+}
+
+/// What a receipt is made of.
+struct Sources<'a> {
+    shared: &'a Shared,
+    principal: &'a Principal,
+    request: RequestId,
+    record: &'a RequestRecord,
+    /// Index of the sealed entry.
+    sealed: u64,
+    published: &'a Published,
+    tree: TiledTree<'a, Tiles<'a>>,
+}
+
+fn make<R>(
+    shared: &Shared,
+    principal: &Principal,
+    request: RequestId,
+    write: impl Fn(&Sources<'_>) -> Result<R, Failure>,
+) -> Result<R, ReceiptError> {
     let tenant = shared.keys.tenant_ref(principal.name());
     let record = shared.index.request(request).map_err(|LookupError::Damaged { reason }| {
         tracing::error!(%reason, "a request cannot be looked up");
@@ -54,30 +105,36 @@ pub(crate) fn receipt(shared: &Shared, principal: &Principal, request: RequestId
     let record = record.filter(|record| record.tenant == tenant);
     let record = record.ok_or(ReceiptError::NotFound)?;
     let not_yet = ReceiptError::NotYet { retry_after_ms: RETRY_AFTER_MS };
-    let sealed_index = record.sealed.ok_or(not_yet.clone())?;
+    let sealed = record.sealed.ok_or(not_yet.clone())?;
+    let files = Tiles(&*shared.storage);
+    let written = |published: &Published| {
+        let tree = TiledTree::new(published.size, published.root, &files);
+        write(&Sources { shared, principal, request, record: &record, sealed, published, tree })
+    };
     // Under what witnesses have cosigned, if the entry is old enough. Its partial tiles may be gone when it is not the newest
     // any more; then the newest has to do.
     let witnessed = shared.witnessed.read().unwrap_or_else(PoisonError::into_inner).clone();
-    if let Some(witnessed) = witnessed.filter(|witnessed| sealed_index < witnessed.size)
-        && let Ok(text) = prove(shared, principal, request, &record, sealed_index, &witnessed)
+    if let Some(witnessed) = witnessed.filter(|witnessed| sealed < witnessed.size)
+        && let Ok(receipt) = written(&witnessed)
     {
-        return Ok(text);
+        return Ok(receipt);
     }
     let mut tries = 0;
     loop {
         let published = Arc::clone(&shared.published.read().unwrap_or_else(PoisonError::into_inner));
-        if sealed_index >= published.size {
+        if sealed >= published.size {
             return Err(not_yet);
         }
         tries += 1;
-        match prove(shared, principal, request, &record, sealed_index, &published) {
+        match written(&published) {
             Err(Failure::Tree(TreeReadError::Storage { source, .. }))
                 if source.kind() == io::ErrorKind::NotFound && tries < TRIES_MAX => {}
+            Err(Failure::Cose(CoseError::Elsewhere)) => return Err(ReceiptError::OnlyText),
             Err(failure) => {
                 tracing::error!(%failure, "a receipt cannot be made");
                 return Err(ReceiptError::Damaged { reason: Arc::from(failure.to_string()) });
             }
-            Ok(text) => return Ok(text),
+            Ok(receipt) => return Ok(receipt),
         }
     }
 }
@@ -89,54 +146,50 @@ enum Failure {
     #[error("entry {index} is not the one that the index says")]
     Index { index: u64 },
     #[error(transparent)]
+    Cose(#[from] CoseError),
+    #[error(transparent)]
     Keys(#[from] crate::OpenLogError),
 }
 
-fn prove(
-    shared: &Shared,
-    principal: &Principal,
-    request: RequestId,
-    record: &RequestRecord,
-    sealed_index: u64,
-    published: &Published,
-) -> Result<String, Failure> {
-    let files = Tiles(&*shared.storage);
-    let tree = TiledTree::new(published.size, published.root, &files);
-    let (opened, sealed) = (tree.entry(record.opened)?, tree.entry(sealed_index)?);
-    // The index only says where to look; the entries themselves say whose they are.
-    let commitments = match Entry::decode(&opened) {
-        Ok(Entry { head, body: Body::Opened(body) })
-            if head.uuid == request.bytes() && head.tenant.is_some_and(|link| link.tenant == record.tenant) =>
-        {
-            body
-        }
-        _ => return Err(Failure::Index { index: record.opened }),
-    };
-    let sealing = match Entry::decode(&sealed) {
-        Ok(Entry { body: Body::Sealed(sealing), .. }) if sealing.request == request => sealing,
-        _ => return Err(Failure::Index { index: sealed_index }),
-    };
-    let openings = shared.keys.openings(principal.name(), commitments.epoch, &request.bytes())?;
-    let openings = openings.filter(|openings| opens(openings, &commitments, record.opened));
-    // A salt that opens nothing of the entry is not shown.
-    let openings =
-        openings.map(|openings| Openings { replay: openings.replay.filter(|_| sealing.replay.is_some()), ..openings });
-    let disclosure = Disclosure {
-        version: DisclosureVersion::CURRENT,
-        opened,
-        sealed,
-        opened_index: record.opened,
-        opened_proof: tree.prove_inclusion(record.opened)?.iter().map(|hash| hash.0).collect(),
-        openings,
-        trace: stored_trace(shared, record, sealed_index, &sealing),
-    };
-    let proof = TlogProof {
-        extra: Some(disclosure.encode()),
-        index: sealed_index,
-        hashes: tree.prove_inclusion(sealed_index)?,
-        checkpoint: published.note.clone(),
-    };
-    Ok(proof.encode())
+impl Sources<'_> {
+    /// An entry's inclusion proof.
+    fn path(&self, index: u64) -> Result<Vec<[u8; 32]>, Failure> {
+        Ok(self.tree.prove_inclusion(index)?.iter().map(|hash| hash.0).collect())
+    }
+
+    /// The entries and what opens them, without the opened entry's proof.
+    fn disclosure(&self) -> Result<Disclosure, Failure> {
+        let (keys, record) = (&self.shared.keys, self.record);
+        let (opened, sealed) = (self.tree.entry(record.opened)?, self.tree.entry(self.sealed)?);
+        // The index only says where to look; the entries themselves say whose they are.
+        let commitments = match Entry::decode(&opened) {
+            Ok(Entry { head, body: Body::Opened(body) })
+                if head.uuid == self.request.bytes()
+                    && head.tenant.is_some_and(|link| link.tenant == record.tenant) =>
+            {
+                body
+            }
+            _ => return Err(Failure::Index { index: record.opened }),
+        };
+        let sealing = match Entry::decode(&sealed) {
+            Ok(Entry { body: Body::Sealed(sealing), .. }) if sealing.request == self.request => sealing,
+            _ => return Err(Failure::Index { index: self.sealed }),
+        };
+        let openings = keys.openings(self.principal.name(), commitments.epoch, &self.request.bytes())?;
+        let openings = openings.filter(|openings| opens(openings, &commitments, record.opened));
+        // A salt that opens nothing of the entry is not shown.
+        let openings = openings
+            .map(|openings| Openings { replay: openings.replay.filter(|_| sealing.replay.is_some()), ..openings });
+        Ok(Disclosure {
+            version: DisclosureVersion::CURRENT,
+            opened,
+            sealed,
+            opened_index: record.opened,
+            opened_proof: Vec::new(),
+            openings,
+            trace: stored_trace(self.shared, record, self.sealed, &sealing),
+        })
+    }
 }
 
 /// Whether the salts are those of the entry. A key made after the entry's was destroyed opens nothing of it.

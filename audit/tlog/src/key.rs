@@ -217,6 +217,12 @@ impl VerifierKey {
         &self.name
     }
 
+    /// Its number in signature lines, which says which key is meant and nothing more.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
     /// Whether this is its signature of these bytes.
     #[must_use]
     pub fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {

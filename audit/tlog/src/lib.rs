@@ -1,11 +1,12 @@
 //! A transparency log's mathematics and file formats: RFC 6962 trees, C2SP signed notes, checkpoints, tiles, proofs,
-//! cosignatures and what witnesses are asked.
+//! COSE receipts, cosignatures and what witnesses are asked.
 //!
 //! Specification code only: it knows nothing of what the entries mean, does no I/O, and can be tested with published
 //! vectors alone. Every parser is bounded and takes exactly one form of each value.
 #![forbid(unsafe_code)]
 
 mod checkpoint;
+mod cose;
 mod cosignature;
 mod key;
 mod proof;
@@ -15,6 +16,7 @@ mod tree;
 mod witness;
 
 pub use checkpoint::{CHECKPOINT_BYTES_MAX, Checkpoint, CheckpointError, SIGNATURES_MAX};
+pub use cose::{COSE_RECEIPT_BYTES_MAX, CoseError, CoseReceipt};
 pub use cosignature::{Cosignature, Cosigner, CosignerKey};
 pub use key::{ExternalSigner, KeyError, LogSigner, VerifierKey};
 pub use proof::{EXTRA_BYTES_MAX, PROOF_BYTES_MAX, ProofError, TlogProof};

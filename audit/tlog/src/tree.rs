@@ -56,6 +56,34 @@ pub fn check_inclusion(proof: &[Hash], size: u64, root: Hash, index: u64, leaf: 
     tlog_tiles::check_record(&proof.to_vec(), size, root, index, leaf).map_err(|_| TreeError::Root)
 }
 
+/// The root hash of the tree of `size` entries in which `leaf` is the entry with `index`, as an inclusion proof has it.
+/// RFC 9162 section 2.1.3.2.
+///
+/// # Errors
+/// [`TreeError`] when the proof is none for such a place.
+pub(crate) fn inclusion_root(proof: &[Hash], size: u64, index: u64, leaf: Hash) -> Result<Hash, TreeError> {
+    if index >= size || size > TREE_SIZE_MAX {
+        return Err(TreeError::Outside { position: index, size });
+    }
+    let (mut node, mut last, mut root) = (index, size - 1, leaf);
+    for hash in proof {
+        if last == 0 {
+            return Err(TreeError::Root);
+        }
+        if node & 1 == 1 || node == last {
+            root = node_hash(*hash, root);
+            // A node at the right edge without a sibling goes up as it is.
+            while node & 1 == 0 && node != 0 {
+                (node, last) = (node >> 1, last >> 1);
+            }
+        } else {
+            root = node_hash(root, *hash);
+        }
+        (node, last) = (node >> 1, last >> 1);
+    }
+    if last == 0 { Ok(root) } else { Err(TreeError::Root) }
+}
+
 /// Does the tree of `size` entries with `root` begin with the tree of `older_size` with `older_root`? RFC 6962
 /// section 2.1.2. Every tree begins with the empty one.
 ///
@@ -298,6 +326,7 @@ mod tests {
                 assert_eq!(prove_record(size_u64, index as u64, &stored).unwrap(), path);
                 let leaf = leaf_hash(&all[index]);
                 assert_eq!(check_inclusion(&path, size_u64, root, index as u64, leaf), Ok(()));
+                assert_eq!(inclusion_root(&path, size_u64, index as u64, leaf), Ok(root));
                 let proof = naive_subproof(index + 1, &all[..size], true);
                 assert_eq!(prove_tree(size_u64, index as u64 + 1, &stored).unwrap(), proof);
                 let older = naive_root(&all[..=index]);
@@ -341,6 +370,7 @@ mod tests {
                 _ => { other_index = (index + 1) % size; other_size = size; }
             }
             prop_assert!(check_inclusion(&path, other_size, root, other_index, leaf).is_err());
+            prop_assert_ne!(inclusion_root(&path, other_size, other_index, leaf), Ok(root));
         }
 
         #[test]

@@ -83,6 +83,9 @@ fn unchecked(part: Unchecked) -> &'static str {
         Unchecked::Response => "response commitment: give --response FILE",
         Unchecked::Chunks => "chunk chain: it takes --response FILE and a receipt with a trace",
         Unchecked::Replay => "the answer's bits: `bulkhead audit replay` computes them again, with the model",
+        Unchecked::Opened => {
+            "opened entry's place: the sealed entry names it by its hash; the receipt as text proves both"
+        }
     }
 }
 

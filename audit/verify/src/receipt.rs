@@ -8,7 +8,8 @@ use audit_provenance::{
     SealReason, Sealing, TenantLink, Trace,
 };
 use audit_tlog::{
-    Checkpoint, CheckpointError, Hash, ProofError, TlogProof, TreeError, VerifierKey, check_inclusion, leaf_hash,
+    Checkpoint, CheckpointError, CoseError, CoseReceipt, Hash, ProofError, TlogProof, TreeError, VerifierKey,
+    check_inclusion, leaf_hash,
 };
 use policies_domain::Digest;
 use std::collections::HashSet;
@@ -79,6 +80,8 @@ pub enum Unchecked {
     Chunks,
     /// The commitment of the replay digest, and its salt: it takes the model.
     Replay,
+    /// The opened entry's own place in the log: a COSE receipt proves the sealed entry's, which names it by its leaf hash.
+    Opened,
 }
 
 /// What a replay digest says of a receipt.
@@ -118,6 +121,7 @@ impl Unchecked {
             Self::Response => "response",
             Self::Chunks => "chunks",
             Self::Replay => "replay",
+            Self::Opened => "opened",
         }
     }
 }
@@ -128,9 +132,15 @@ pub enum ReceiptRefusal {
     /// Not a proof file.
     #[error("{0}")]
     Format(#[from] ProofError),
+    /// Not a COSE receipt, or not signed by the key for this entry.
+    #[error("{0}")]
+    Cose(#[from] CoseError),
     /// Not signed by the key.
     #[error("{0}")]
     Signature(#[from] CheckpointError),
+    /// Witnesses were asked for, and a receipt of this form has no place for their cosignatures.
+    #[error("a COSE receipt holds no cosignatures: ask for the receipt as text to check witnesses")]
+    NoCosignatures,
     /// Not cosigned by enough of the witnesses.
     #[error("{0}")]
     Witnesses(#[from] WitnessRefusal),
@@ -215,8 +225,10 @@ impl ReceiptRefusal {
     pub fn check(&self) -> &'static str {
         match self {
             Self::Format(_) => "format",
-            Self::Signature(_) => "signature",
-            Self::Witnesses(_) => "witnesses",
+            Self::Cose(CoseError::TooLong { .. } | CoseError::Form) => "format",
+            Self::Cose(CoseError::Proof(_)) => "inclusion",
+            Self::Cose(_) | Self::Signature(_) => "signature",
+            Self::Witnesses(_) | Self::NoCosignatures => "witnesses",
             Self::NoDisclosure | Self::Disclosure(_) => "disclosure",
             Self::Inclusion { .. } => "inclusion",
             Self::Entry { .. } | Self::Kind { .. } => "entry",
@@ -230,20 +242,24 @@ impl ReceiptRefusal {
     }
 }
 
-/// Checks a receipt.
-///
-/// # Errors
-/// The first check that fails.
-pub fn check_receipt(
-    receipt: &[u8],
-    key: &VerifierKey,
-    evidence: Evidence<'_>,
-) -> Result<ReceiptReport, ReceiptRefusal> {
+/// What a receipt's signature and proofs show, before it is looked at what the entries say.
+struct Proven {
+    checkpoint: Checkpoint,
+    witnessed: Vec<Witnessed>,
+    index: u64,
+    disclosure: Disclosure,
+    /// What a COSE receipt says that it is about.
+    subject: Option<String>,
+    passed: Vec<&'static str>,
+}
+
+/// The sealed entry is in the log, and so is the opened one.
+fn prove_text(receipt: &[u8], key: &VerifierKey, witnesses: Option<&Witnesses>) -> Result<Proven, ReceiptRefusal> {
     let proof = TlogProof::parse(receipt)?;
     let mut passed = vec!["format"];
     let checkpoint = Checkpoint::open(proof.checkpoint.as_bytes(), key)?;
     passed.push("signature");
-    let witnessed = match evidence.witnesses {
+    let witnessed = match witnesses {
         Some(witnesses) => {
             let witnessed = witnesses.check(&checkpoint, proof.checkpoint.as_bytes())?;
             passed.push("witnesses");
@@ -251,9 +267,7 @@ pub fn check_receipt(
         }
         None => Vec::new(),
     };
-
-    let extra = proof.extra.as_deref().ok_or(ReceiptRefusal::NoDisclosure)?;
-    let disclosure = Disclosure::decode(extra).map_err(ReceiptRefusal::Disclosure)?;
+    let disclosure = disclosed(proof.extra.as_deref())?;
     let included = |entry, bytes: &[u8], index, hashes: &[Hash]| {
         check_inclusion(hashes, checkpoint.size, checkpoint.root, index, leaf_hash(bytes))
             .map_err(|source| ReceiptRefusal::Inclusion { entry, source })
@@ -262,12 +276,55 @@ pub fn check_receipt(
     let opened_proof: Vec<Hash> = disclosure.opened_proof.iter().map(|hash| Hash(*hash)).collect();
     included("opened", &disclosure.opened, disclosure.opened_index, &opened_proof)?;
     passed.push("inclusion");
+    Ok(Proven { checkpoint, witnessed, index: proof.index, disclosure, subject: None, passed })
+}
+
+/// The sealed entry is in the log. The signature is over the root hash that its proof leads to, so both are shown at once.
+fn prove_cose(receipt: &[u8], key: &VerifierKey, witnesses: Option<&Witnesses>) -> Result<Proven, ReceiptRefusal> {
+    let mut found = None;
+    let (receipt, checkpoint) = CoseReceipt::open(receipt, key, |receipt| {
+        let disclosure = disclosed(receipt.extra.as_deref())?;
+        if !disclosure.opened_proof.is_empty() {
+            return Err(ReceiptRefusal::Cose(CoseError::Form));
+        }
+        let leaf = leaf_hash(&disclosure.sealed);
+        found = Some(disclosure);
+        Ok(leaf)
+    })?;
+    if witnesses.is_some() {
+        return Err(ReceiptRefusal::NoCosignatures);
+    }
+    let disclosure = found.ok_or(ReceiptRefusal::NoDisclosure)?;
+    let (index, subject) = (receipt.index, Some(receipt.subject));
+    let passed = vec!["format", "signature", "inclusion"];
+    Ok(Proven { checkpoint, witnessed: Vec::new(), index, disclosure, subject, passed })
+}
+
+fn disclosed(extra: Option<&[u8]>) -> Result<Disclosure, ReceiptRefusal> {
+    Disclosure::decode(extra.ok_or(ReceiptRefusal::NoDisclosure)?).map_err(ReceiptRefusal::Disclosure)
+}
+
+/// Checks a receipt: text as C2SP tlog-proof has it, or COSE as RFC 9942 does.
+///
+/// # Errors
+/// The first check that fails.
+pub fn check_receipt(
+    receipt: &[u8],
+    key: &VerifierKey,
+    evidence: Evidence<'_>,
+) -> Result<ReceiptReport, ReceiptRefusal> {
+    let prove = if CoseReceipt::is_meant(receipt) { prove_cose } else { prove_text };
+    let Proven { checkpoint, witnessed, index, disclosure, subject, mut passed } =
+        prove(receipt, key, evidence.witnesses)?;
 
     let decode = |entry, bytes: &[u8]| Entry::decode(bytes).map_err(|source| ReceiptRefusal::Entry { entry, source });
     let (sealed_entry, opened_entry) = (decode("sealed", &disclosure.sealed)?, decode("opened", &disclosure.opened)?);
     let Body::Sealed(sealed) = &sealed_entry.body else { return Err(ReceiptRefusal::Kind { entry: "sealed" }) };
     let Body::Opened(opened) = &opened_entry.body else { return Err(ReceiptRefusal::Kind { entry: "opened" }) };
-    let tenant = check_pair(proof.index, &sealed_entry, sealed, &opened_entry, &disclosure)?;
+    let tenant = check_pair(index, &sealed_entry, sealed, &opened_entry, &disclosure)?;
+    if subject.as_ref().is_some_and(|subject| *subject != sealed.request.to_string()) {
+        return Err(ReceiptRefusal::Pairing { field: "the subject" });
+    }
     passed.push("pairing");
 
     if let Some(openings) = &disclosure.openings {
@@ -310,13 +367,14 @@ pub fn check_receipt(
         (Unchecked::Response, evidence.response.is_none()),
         (Unchecked::Chunks, evidence.response.is_none() || trace.is_none()),
         (Unchecked::Replay, sealed.replay.is_some()),
+        (Unchecked::Opened, subject.is_some()),
     ];
     let unchecked = missing.into_iter().filter(|(_, missing)| *missing).map(|(part, _)| part).collect();
 
     Ok(ReceiptReport {
         checkpoint,
         witnessed,
-        index: proof.index,
+        index,
         tenant,
         replay_salt: disclosure.openings.as_ref().and_then(|openings| openings.replay),
         tenant_name: disclosure.openings.map(|openings| openings.tenant_name),

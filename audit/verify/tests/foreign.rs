@@ -8,7 +8,7 @@ mod real_log;
 use audit_evidence::{Files, MANIFEST, REPORT_JSON};
 use audit_provenance::Disclosure;
 use audit_tlog::TlogProof;
-use policies_domain::{Label, TenantId};
+use policies_domain::{Label, RequestId, TenantId};
 use real_log::RealLog;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -142,6 +142,44 @@ async fn check(run: impl Fn(&Path, &Path) -> Output) {
 async fn python_and_openssl_agree() {
     check_before(python);
     check(python).await;
+}
+
+#[tokio::test]
+async fn python_and_openssl_agree_on_a_receipt_in_cose() {
+    let log = RealLog::open();
+    log.streamed(&log.acme, 1).await;
+    log.whole(&log.globex, 2).await;
+    log.streamed(&log.acme, 3).await;
+    log.log.shutdown();
+    let receipt = log.log.cose_receipt(&log.acme, RequestId::from_bytes([3; 16])).unwrap();
+    let path = log.dir.path().join("receipt");
+    let run = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        let output = python(&log.key_file(), &path);
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (code, text) = run(&receipt);
+    assert!(code == Some(0) && text.starts_with("OK origin="), "{text}");
+    assert!(text.ends_with(&format!(" model={} fingerprint={}\n", "02".repeat(32), "03".repeat(32))), "{text}");
+    // In the headers, the proof, the entries and the signature; not in the salts and the trace, which it does not look at.
+    let sealed = receipt.windows(4).position(|window| window == 65_536u32.to_be_bytes()).unwrap();
+    let places = (0..220)
+        .step_by(7)
+        .chain((sealed..sealed + 600).step_by(29))
+        .chain((receipt.len() - 66..receipt.len()).step_by(5));
+    for place in places {
+        let mut changed = receipt.clone();
+        changed[place] ^= 1;
+        let (code, text) = run(&changed);
+        assert!(code == Some(1) && text.starts_with("REFUSED"), "byte {place}: {text}");
+    }
+    for length in (0..receipt.len()).step_by(41) {
+        let (code, text) = run(&receipt[..length]);
+        assert!(code == Some(1) && text.starts_with("REFUSED"), "cut to {length}: {text}");
+    }
+    let other = RealLog::open();
+    std::fs::write(&path, &receipt).unwrap();
+    assert_eq!(python(&other.key_file(), &path).status.code(), Some(1));
 }
 
 #[tokio::test]

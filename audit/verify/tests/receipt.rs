@@ -5,8 +5,8 @@ mod real_log;
 
 use audit_log::ReceiptError;
 use audit_provenance::{Disclosure, Openings, SealReason};
-use audit_tlog::{LogSigner, TlogProof, VerifierKey};
-use audit_verify::{Evidence, ReceiptRefusal, Unchecked, check_receipt};
+use audit_tlog::{CoseError, CoseReceipt, Cosigner, LogSigner, TlogProof, VerifierKey, leaf_hash};
+use audit_verify::{Evidence, ReceiptRefusal, Unchecked, Witnesses, check_receipt};
 use policies_domain::{Label, RequestId, TenantId};
 use real_log::{REQUEST_BODY, RealLog, principal};
 
@@ -86,13 +86,94 @@ async fn a_changed_byte_that_passes_lies_in_a_part_that_is_reported_as_unchecked
                     Unchecked::Response => openings.response = held.response,
                     Unchecked::Chunks => openings.chunks = held.chunks,
                     Unchecked::Replay => openings.replay = held.replay,
-                    Unchecked::Tenant | Unchecked::Trace => panic!("{part:?} was there, byte {position}"),
+                    Unchecked::Tenant | Unchecked::Trace | Unchecked::Opened => {
+                        panic!("{part:?} was there, byte {position}")
+                    }
                 }
             }
             assert!(found == genuine && found_proof == proof, "byte {position} passes, and nothing says so");
         }
         assert!(passed > 0, "the salts are said to be unchecked and are checked");
     }
+}
+
+fn cose(log: &RealLog, who: &policies_domain::Principal, request: u8) -> Vec<u8> {
+    log.log.shutdown();
+    log.log.cose_receipt(who, RequestId::from_bytes([request; 16])).unwrap()
+}
+
+#[tokio::test]
+async fn a_cose_receipt_says_what_the_text_says() {
+    let log = RealLog::open();
+    let events = log.streamed(&log.acme, 1).await;
+    log.whole(&log.globex, 2).await;
+    let (text, bytes) = (log.receipt(&log.acme, 1), cose(&log, &log.acme, 1));
+    assert!(bytes.len() < text.len() * 3 / 4, "{} bytes against {}", bytes.len(), text.len());
+    let evidence = evidence(REQUEST_BODY, &events);
+    let of_text = check_receipt(text.as_bytes(), &key(&log), evidence).unwrap();
+    let of_cose = check_receipt(&bytes, &key(&log), evidence).unwrap();
+    assert_eq!(of_cose.passed, of_text.passed);
+    assert_eq!((of_cose.unchecked, of_text.unchecked), (vec![Unchecked::Opened], vec![]));
+    assert_eq!((of_cose.checkpoint, of_cose.index, of_cose.entry), (of_text.checkpoint, of_text.index, of_text.entry));
+    assert_eq!((of_cose.opened, of_cose.sealed), (of_text.opened, of_text.sealed));
+    let check = |request, response: &str| {
+        let evidence = Evidence { request: Some(request), response: Some(response.as_bytes()), witnesses: None };
+        check_receipt(&bytes, &key(&log), evidence).unwrap_err().check()
+    };
+    assert_eq!((check(b"{}", &events), check(REQUEST_BODY, "data: {}\n\n")), ("request", "response"));
+    let other = LogSigner::from_seed(key(&log).name(), &[3; 32]).unwrap().verifier_key();
+    assert_eq!(check_receipt(&bytes, &other, Evidence::default()).unwrap_err().check(), "signature");
+    // There are no cosignatures to look at, and who asks for them is told so.
+    let witness = Cosigner::from_seed("witness.example", &[4; 32]).unwrap().verifier_key();
+    let witnesses = Witnesses::new(vec![witness], 1).unwrap();
+    let asked = Evidence { witnesses: Some(&witnesses), ..Evidence::default() };
+    assert_eq!(check_receipt(&bytes, &key(&log), asked).unwrap_err(), ReceiptRefusal::NoCosignatures);
+    let nobody = RequestId::from_bytes([9; 16]);
+    assert_eq!(log.log.cose_receipt(&log.globex, RequestId::from_bytes([1; 16])), Err(ReceiptError::NotFound));
+    assert_eq!(log.log.cose_receipt(&log.acme, nobody), Err(ReceiptError::NotFound));
+}
+
+#[tokio::test]
+async fn any_changed_byte_of_a_cose_receipt_is_refused() {
+    let log = RealLog::open();
+    let events = log.streamed(&log.acme, 1).await;
+    log.whole(&log.globex, 2).await;
+    let receipt = cose(&log, &log.acme, 1);
+    for position in 0..receipt.len() {
+        for flip in [0x01, 0x20, 0x80] {
+            let mut changed = receipt.clone();
+            changed[position] ^= flip;
+            let checked = check_receipt(&changed, &key(&log), evidence(REQUEST_BODY, &events));
+            assert!(checked.is_err(), "byte {position} changed by {flip:#x}");
+        }
+    }
+    for length in 0..receipt.len() {
+        assert!(check_receipt(&receipt[..length], &key(&log), Evidence::default()).is_err(), "cut to {length}");
+    }
+}
+
+/// What an operator could sign that is not true: the entries of one request as another's.
+#[tokio::test]
+async fn a_cose_receipt_about_another_request_is_refused() {
+    let log = RealLog::open();
+    log.streamed(&log.acme, 1).await;
+    let bytes = cose(&log, &log.acme, 1);
+    let report = check_receipt(&bytes, &key(&log), Evidence::default()).unwrap();
+    let leaf = leaf_hash(&report.entry);
+    let (genuine, checkpoint) = CoseReceipt::open::<CoseError>(&bytes, &key(&log), |_| Ok(leaf)).unwrap();
+    let signer =
+        LogSigner::parse(std::fs::read_to_string(log.dir.path().join("keys/log.skey")).unwrap().trim()).unwrap();
+    let check = |receipt: &CoseReceipt| {
+        let bytes = receipt.sign(checkpoint.root, &signer).unwrap();
+        check_receipt(&bytes, &key(&log), Evidence::default()).map_err(|refusal| refusal.check())
+    };
+    assert!(check(&genuine).is_ok());
+    let subject = RequestId::from_bytes([2; 16]).to_string();
+    assert_eq!(check(&CoseReceipt { subject, ..genuine.clone() }).unwrap_err(), "pairing");
+    assert_eq!(check(&CoseReceipt { extra: None, ..genuine.clone() }).unwrap_err(), "disclosure");
+    let disclosure = Disclosure::decode(genuine.extra.as_ref().unwrap()).unwrap();
+    let with_proof = Disclosure { opened_proof: vec![[0; 32]], ..disclosure };
+    assert_eq!(check(&CoseReceipt { extra: Some(with_proof.encode()), ..genuine }).unwrap_err(), "format");
 }
 
 #[tokio::test]

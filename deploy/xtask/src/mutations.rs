@@ -5,6 +5,7 @@ mod audits;
 mod blast_radius;
 mod bounds;
 mod cache;
+mod cose;
 mod custody;
 mod delivery;
 mod evidence;
@@ -61,6 +62,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         blast_radius::BLAST_RADIUS,
         bounds::BOUNDS,
         cache::CACHE,
+        cose::COSE_RECEIPTS,
         custody::CUSTODY,
         delivery::DELIVERY,
         evidence::EVIDENCE,

@@ -259,6 +259,7 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
             let refusal = Refusal::overload(202, "receipt_not_published", message, *retry_after_ms);
             Refusal { kind: "not_published", ..refusal }
         }
+        RequestError::Receipt(ReceiptError::OnlyText) => Refusal::caller(406, "receipt_form_not_available", message),
         RequestError::Receipt(ReceiptError::Damaged { .. }) => {
             Refusal::internal(500, "receipt_damaged", "The stored log does not verify.".to_owned())
         }

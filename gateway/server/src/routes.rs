@@ -22,6 +22,8 @@ const OPERATOR_INCIDENT: &str = "/v1/operator/incidents/";
 const ERASURES_OF: &str = "/v1/operator/erasures/";
 const HOLD: &str = "/v1/operator/holds/";
 const TEXT: &str = "text/plain; charset=utf-8";
+/// Receipts in the form of RFC 9942.
+const COSE: &str = "application/cose";
 const HTML: &str = "text/html; charset=utf-8";
 /// Version of the Prometheus text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -166,7 +168,7 @@ async fn follow(http: &mut Exchange, route: Route, on: &Arc<Services>) -> Result
         Route::Health => Answer::new(200, JSON, r#"{"status":"ok"}"#),
         Route::Ready => ready(on),
         Route::Metrics => metrics(http, on)?,
-        Route::Receipt(id) => receipt(authenticate(http, on)?, &id, on).await?,
+        Route::Receipt(id) => receipt(http, &id, on).await?,
         Route::VerifierKey => Answer::new(200, TEXT, on.audit.verifier_key()),
         Route::Consistency => consistency(http, on).await?,
         Route::OwnEntries => own_entries::answer(authenticate(http, on)?, http.query(), on).await?,
@@ -273,12 +275,31 @@ fn metrics(http: &Exchange, on: &Services) -> Result<Answer, RequestError> {
 }
 
 /// Another tenant's request and one that never was are answered alike.
-async fn receipt(principal: Principal, id: &str, on: &Arc<Services>) -> Result<Answer, RequestError> {
+async fn receipt(http: &Exchange, id: &str, on: &Arc<Services>) -> Result<Answer, RequestError> {
+    let principal = authenticate(http, on)?;
     let request = RequestId::parse(id).ok_or(audit_log::ReceiptError::NotFound)?;
     let audit = on.audit.clone();
-    let read = tokio::task::spawn_blocking(move || audit.receipt(&principal, request));
-    let receipt = read.await.map_err(|_| RequestError::Internal)??;
-    Ok(Answer::new(200, TEXT, receipt))
+    let cose = http.header("accept").is_some_and(prefers_cose);
+    let read = tokio::task::spawn_blocking(move || match cose {
+        true => audit.cose_receipt(&principal, request).map(|receipt| Answer::new(200, COSE, receipt)),
+        false => audit.receipt(&principal, request).map(|receipt| Answer::new(200, TEXT, receipt)),
+    });
+    let answer = read.await.map_err(|_| RequestError::Internal)??;
+    Ok(Answer { headers: vec![("vary", "Accept".to_owned())], ..answer })
+}
+
+/// Whether a client takes a COSE receipt, and text no more gladly (RFC 9110 section 12.5.1). Who names neither gets text.
+fn prefers_cose(accept: &str) -> bool {
+    let quality = |media_type: &str| {
+        accept.split(',').find_map(|range| {
+            let mut parts = range.split(';').map(str::trim);
+            let named = parts.next().is_some_and(|name| name.eq_ignore_ascii_case(media_type));
+            let weight = |part: &str| part.strip_prefix("q=").or(part.strip_prefix("Q="))?.parse::<f32>().ok();
+            named.then(|| parts.find_map(weight).unwrap_or(1.0))
+        })
+    };
+    let cose = quality(COSE).unwrap_or(0.0);
+    cose > 0.0 && cose >= quality("text/plain").unwrap_or(0.0)
 }
 
 /// That the log has only grown since it had `from` entries, for whoever holds a checkpoint of that size.
@@ -384,6 +405,29 @@ async fn move_incident(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_takes_cose_and_no_text_more_gladly_gets_it() {
+        for accept in [
+            "application/cose",
+            "text/plain;q=0.5, Application/COSE",
+            "application/cose;v=1; q=0.3, */*",
+            "text/plain, application/cose",
+        ] {
+            assert!(prefers_cose(accept), "{accept}");
+        }
+        for accept in [
+            "",
+            "*/*",
+            "text/plain",
+            "application/cose;q=0",
+            "application/cose;q=0.2, text/plain",
+            "application/cose-key",
+            "application/*",
+        ] {
+            assert!(!prefers_cose(accept), "{accept}");
+        }
+    }
 
     #[test]
     fn paths_are_matched_as_a_whole() {
