@@ -11,6 +11,8 @@ mod scheduler;
 mod sidechannel;
 mod simulation;
 
+pub(crate) use handoff::processor;
+
 use crate::phase::execute;
 use crate::setup;
 use anyhow::{Context, Result, bail};

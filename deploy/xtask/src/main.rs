@@ -12,6 +12,7 @@ mod checks;
 mod mutations;
 mod phase;
 mod setup;
+mod soak;
 mod tree;
 
 use clap::{Parser, Subcommand};
@@ -52,6 +53,9 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// The log's long tests: a million disks, a thousand kills; writes tests/results
+    #[command(subcommand)]
+    Soak(soak::Soak),
     /// Switch off each safety check in turn and see that a test notices
     Mutations {
         /// Only those whose name contains this text
@@ -72,6 +76,7 @@ fn main() -> ExitCode {
         Chore::Architecture => checks::architecture(&root),
         Chore::Bench(bench) => bench::run(&root, &bench),
         Chore::Selftest { arguments } => checks::selftest(&root, &arguments),
+        Chore::Soak(soak) => soak::run(&root, &soak),
         Chore::Mutations { list: true, .. } => {
             mutations::list();
             Ok(())

@@ -49,7 +49,7 @@ pub(super) fn rows(result: &Json) -> impl Iterator<Item = &Json> {
 }
 
 /// As Linux calls it; null where it does not say.
-pub(super) fn processor() -> Json {
+pub(crate) fn processor() -> Json {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     name.map_or(Json::Null, |(_, name)| json!(name.trim()))
