@@ -55,6 +55,7 @@ pub(super) async fn measure(logs: &Logs) -> Result<Json> {
         "inclusion_proof_us": Spread::of(&proof)?,
         "receipt_us": Spread::of(&one)?,
         "receipt_bytes": receipt.len(),
+        "receipt_cose_bytes": log.cose_receipt(permit.principal(), permit.request())?.len(),
     }))
 }
 

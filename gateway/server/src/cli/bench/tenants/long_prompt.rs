@@ -4,7 +4,7 @@ use super::super::spread::percentile;
 use super::Rig;
 use super::answers::{Answer, read_on};
 use crate::cli::bench::spread::Spread;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use engine_runtime::{Engine, EngineConfig};
 use serde_json::{Value as Json, json};
 use std::sync::Arc;
@@ -18,6 +18,10 @@ const SHORT_PROMPT_TOKENS: usize = 32;
 const ANSWER_TOKENS: usize = 300;
 /// Tokens of the answer before the prompt comes.
 const ALONE: usize = 60;
+/// Gaps so long after the prompt's first token count as beside it.
+const AFTERWARDS: Duration = Duration::from_millis(100);
+/// Prompts that are tried for one answer that is long enough.
+const TRIES: usize = 20;
 
 pub(super) async fn measure(rig: &Arc<Rig>) -> Result<Json> {
     // A step that brings several tokens would hide how long it took for one.
@@ -28,16 +32,14 @@ pub(super) async fn measure(rig: &Arc<Rig>) -> Result<Json> {
     let mut timeline = Vec::new();
     // The first repetition warms caches and is not counted.
     for repetition in 0..=rig.repetitions {
-        let Seen { answer, asked, first } = once(rig, &engine).await?;
-        rig.idle(&engine).await?;
+        let Seen { answer, asked, first } = seen(rig, &engine).await?;
         if repetition == 0 {
             continue;
         }
         let gaps: Vec<(Instant, f64)> = answer.came.iter().skip(1).copied().zip(answer.gaps_ms()).collect();
         let alone: Vec<f64> = gaps.iter().filter(|(at, _)| *at < asked).map(|(_, gap)| *gap).collect();
-        let beside = gaps.iter().filter(|(at, _)| *at > asked && *at <= first + Duration::from_millis(100));
+        let beside = gaps.iter().filter(|(at, _)| *at > asked && *at <= first + AFTERWARDS);
         let pause = beside.map(|(_, gap)| *gap).fold(0.0, f64::max);
-        ensure!(pause > 0.0, "the answer ended before the prompt came");
         let step = percentile(&alone, 0.5)?;
         steps.push(step);
         pauses.push(pause);
@@ -66,12 +68,25 @@ struct Seen {
     first: Instant,
 }
 
-async fn once(rig: &Arc<Rig>, engine: &Engine) -> Result<Seen> {
+/// The model may end an answer before it was of use: then another prompt is asked.
+async fn seen(rig: &Arc<Rig>, engine: &Engine) -> Result<Seen> {
+    for _ in 0..TRIES {
+        let seen = once(rig, engine).await?;
+        rig.idle(engine).await?;
+        if let Some(seen) = seen.filter(|seen| seen.answer.came.last().is_some_and(|last| *last > seen.first)) {
+            return Ok(seen);
+        }
+    }
+    bail!("{TRIES} answers ended before the prompt had its first token")
+}
+
+/// `None` when the answer ended before the prompt came.
+async fn once(rig: &Arc<Rig>, engine: &Engine) -> Result<Option<Seen>> {
     let begun = Instant::now();
     let mut steps = rig.callers.submit(engine, ANSWERS, rig.fresh_prompt(SHORT_PROMPT_TOKENS), ANSWER_TOKENS)?;
     let mut came = Vec::new();
     while came.len() < ALONE {
-        let step = steps.next().await.context("the answer ended before the prompt came")?;
+        let Some(step) = steps.next().await else { return Ok(None) };
         if step?.tokens > 0 {
             came.push(Instant::now());
         }
@@ -80,5 +95,5 @@ async fn once(rig: &Arc<Rig>, engine: &Engine) -> Result<Seen> {
     let asked = Instant::now();
     let long = rig.ask(engine, PROMPTS, rig.fresh_prompt(LONG_PROMPT_TOKENS), 1).await?;
     let first = *long.came.first().context("no token was sampled")?;
-    Ok(Seen { answer: answer.await??, asked, first })
+    Ok(Some(Seen { answer: answer.await??, asked, first }))
 }

@@ -3,7 +3,7 @@
 
 use super::super::spread::percentile;
 use super::answers::{self, Answer};
-use super::uniform::{self, everybody};
+use super::uniform::{self, everybody, prompts};
 use super::{ANSWER_TOKENS, PROMPT_TOKENS, Rig, TENANTS, in_turn};
 use crate::cli::bench::spread::Spread;
 use anyhow::{Context, Result};
@@ -34,9 +34,9 @@ const LAST_ANSWER: Duration = Duration::from_secs(3);
 pub(super) async fn measure(rig: &Arc<Rig>) -> Result<Json> {
     let engine = rig.engine(rig.config(), rig.equal()?)?;
     // The second time is counted.
-    everybody(rig, &engine).await?;
+    everybody(rig, &engine, &prompts(rig)).await?;
     let begun = Instant::now();
-    everybody(rig, &engine).await?;
+    everybody(rig, &engine, &prompts(rig)).await?;
     let requests_per_second = (uniform::REQUESTS * TENANTS) as f64 / begun.elapsed().as_secs_f64();
     let share = requests_per_second / TENANTS as f64;
     let prefix = rig.fresh_prompt(PREFIX_TOKENS);

@@ -12,7 +12,7 @@ use std::time::Instant;
 use tokio::task::JoinSet;
 
 /// Requests of each tenant.
-pub(super) const REQUESTS: usize = 8;
+pub(super) const REQUESTS: usize = 16;
 
 pub(super) async fn measure(rig: &Arc<Rig>) -> Result<Json> {
     let config = EngineConfig { sequences_max: SLOTS, ..rig.config() };
@@ -20,8 +20,10 @@ pub(super) async fn measure(rig: &Arc<Rig>) -> Result<Json> {
     let mut sides = [Vec::new(), Vec::new()];
     // The first repetition warms caches and is not counted.
     for repetition in 0..=rig.repetitions {
+        // The same on both sides, so that the answers are the same: the model may end some early.
+        let asked = prompts(rig);
         for fair in in_turn(repetition) {
-            let tokens_per_second = everybody(rig, &engines[usize::from(fair)]).await?;
+            let tokens_per_second = everybody(rig, &engines[usize::from(fair)], &asked).await?;
             if repetition > 0 {
                 sides[usize::from(fair)].push(tokens_per_second);
             }
@@ -35,13 +37,18 @@ pub(super) async fn measure(rig: &Arc<Rig>) -> Result<Json> {
     }))
 }
 
+/// What all tenants ask at once.
+pub(super) fn prompts(rig: &Rig) -> Vec<Vec<u32>> {
+    (0..REQUESTS * TENANTS).map(|_| rig.fresh_prompt(PROMPT_TOKENS)).collect()
+}
+
 /// Tokens computed in a second, prompts and answers, when all tenants ask at once.
-pub(super) async fn everybody(rig: &Arc<Rig>, engine: &Engine) -> Result<f64> {
+pub(super) async fn everybody(rig: &Arc<Rig>, engine: &Engine, prompts: &[Vec<u32>]) -> Result<f64> {
     let begun = Instant::now();
     let mut answers = JoinSet::new();
-    for request in 0..REQUESTS * TENANTS {
-        let (prompt, asked) = (rig.fresh_prompt(PROMPT_TOKENS), Instant::now());
-        let steps = rig.callers.submit(engine, request % TENANTS, prompt, ANSWER_TOKENS)?;
+    for (request, prompt) in prompts.iter().enumerate() {
+        let asked = Instant::now();
+        let steps = rig.callers.submit(engine, request % TENANTS, prompt.clone(), ANSWER_TOKENS)?;
         answers.spawn(super::answers::read(asked, steps));
     }
     let mut tokens = 0;
