@@ -98,9 +98,10 @@ pub(super) fn text(audit: &Json) -> String {
     let (receipt, evidence) = (&verification["receipt_bytes"], &audit["evidence"]);
     let _ = writeln!(
         text,
-        "\nA receipt of an answer without a trace has {} bytes (wanted: at most 1,536). An answer of {} tokens with its\n\
-         prompt, in {} steps, leaves {} bytes of pages that were read (wanted: at most 5,120), and its receipt has {}.\n",
+        "\nA receipt of an answer without a trace has {} bytes as text and {} in COSE (wanted: at most 1,536). An answer of {} tokens\n\
+         with its prompt, in {} steps, leaves {} bytes of pages that were read (wanted: at most 5,120), and its receipt has {}.\n",
         whole(receipt),
+        whole(&verification["receipt_cose_bytes"]),
         whole(&evidence["tokens"]),
         whole(&evidence["steps"]),
         whole(&evidence["trace_bytes"]),
