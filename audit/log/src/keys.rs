@@ -24,6 +24,7 @@ use zeroize::Zeroizing;
 const SIGNING_KEY: &str = "keys/log.skey";
 const PSEUDONYM_KEY: &str = "keys/pseudonym.key";
 const VERIFIER_KEY: &str = "log.vkey";
+const KEYS: &str = "keys";
 const TENANT_KEYS: &str = "keys/tenants";
 const KEY_FILE_BYTES_MAX: usize = 1_024;
 /// What an erased key is named with.
@@ -65,6 +66,8 @@ struct TenantKeys {
     held: HashMap<(TenantName, u64), Arc<Secret>>,
     /// Of these no key is read or made.
     erased: HashSet<(TenantRef, u64)>,
+    /// The names of all files that are there are on the disk.
+    synced: bool,
 }
 
 impl std::fmt::Debug for Keys {
@@ -86,6 +89,7 @@ impl Keys {
         place: &SignerPlace,
         log_exists: bool,
     ) -> Result<Self, OpenLogError> {
+        sync_names(&*storage, KEYS)?;
         let signer = match place {
             SignerPlace::File => signer_in_file(&*storage, origin, log_exists)?,
             SignerPlace::Command(command) => CommandSigner::start(command, origin)?,
@@ -192,9 +196,19 @@ impl Keys {
         }
         let (path, log) = (tenant_key_path(tenant, epoch), self.signer.verifier_key());
         let key = match (read_secret(&*self.storage, &log, &path)?, missing) {
-            (Some(key), _) => key,
+            (Some(key), _) => {
+                if !std::mem::replace(&mut tenants.synced, true) {
+                    sync_names(&*self.storage, TENANT_KEYS).inspect_err(|_| tenants.synced = false)?;
+                }
+                key
+            }
             (None, Missing::Leave) => return Ok(None),
-            (None, Missing::Make) => make_secret(&*self.storage, &log, &path)?,
+            (None, Missing::Make) => {
+                tenants.synced = false;
+                let made = make_secret(&*self.storage, &log, &path)?;
+                tenants.synced = true;
+                made
+            }
             (None, Missing::Refuse) => return Err(OpenLogError::TenantKeyLost { path }),
         };
         if tenants.held.len() >= TENANT_KEYS_MAX {
@@ -473,6 +487,16 @@ fn secret_sum(log: &VerifierKey, path: &str, secret: &Secret) -> String {
     let mut sum = hex::encode(hash.finalize());
     sum.truncate(16);
     sum
+}
+
+/// A name that is found may be in memory alone, because the sync of its folder failed: then a loss of power takes it. So the folder
+/// is synced before a key under such a name is used for anything that lasts.
+fn sync_names(store: &dyn Storage, folder: &str) -> Result<(), LogFault> {
+    match store.sync_folder(folder) {
+        // Nothing is found there.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(()),
+        synced => synced.map_err(storage("sync", folder)),
+    }
 }
 
 /// Writes a file so that a crash leaves all of it or none.

@@ -130,7 +130,11 @@ impl Publisher {
         for (path, bytes) in files {
             let path = path.to_string();
             match self.storage.read(&path, PUBLISHED_BYTES_MAX) {
-                Ok(held) if held == *bytes => continue,
+                Ok(held) if held == *bytes => {
+                    // Of an earlier process, which may not have come to the sync.
+                    folders.insert(folder_of(&path));
+                    continue;
+                }
                 Ok(_) => return Err(LogFault::Conflict { path }),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(storage("read", &path)(error)),
@@ -141,7 +145,7 @@ impl Publisher {
         }
         for (new, path) in staged {
             self.storage.rename(&new, &path).map_err(storage("rename", &new))?;
-            folders.insert(path.rsplit_once('/').map_or(String::new(), |(folder, _)| folder.to_owned()));
+            folders.insert(folder_of(&path));
         }
         for folder in folders {
             self.storage.sync_folder(&folder).map_err(storage("sync", &folder))?;
@@ -168,6 +172,10 @@ impl Publisher {
             }
         }
     }
+}
+
+fn folder_of(path: &str) -> String {
+    path.rsplit_once('/').map_or(String::new(), |(folder, _)| folder.to_owned())
 }
 
 fn tile_bytes(hashes: &[Hash]) -> Vec<u8> {

@@ -221,6 +221,64 @@ async fn complete_tiles_survive_a_loss_of_power() {
     }
 }
 
+/// The process ended before the sync of the tiles' folder: the next one finds the tiles, under names that only memory has.
+#[tokio::test]
+async fn tiles_whose_folder_was_not_synced_survive_a_loss_of_power_later() {
+    let acme = principal(1, "acme");
+    for folder in ["tile/0", "tile/entries"] {
+        let disk = MemoryDisk::default();
+        let log = open(&disk, START_US).unwrap();
+        disk.fail_on(&format!("sync folder {folder}"), Kind::NotPersisted);
+        let mut told = Vec::new();
+        for request in 1..=200 {
+            let Ok(entry) = log.open_request(&permit(&acme, request), facts()).await else { break };
+            told.push(Told { who: acme.clone(), request, sealed: None });
+            let Ok(sealed) = entry.seal(outcome()).await else { break };
+            told.last_mut().unwrap().sealed = Some(sealed.index);
+        }
+        log.shutdown();
+        drop(log);
+        assert!(disk.heal().is_some(), "the folder was never synced");
+        let log = open(&disk, START_US + 100_000_000_000).unwrap();
+        published(&log);
+        log.shutdown();
+        drop(log);
+        for seed in 1..20 {
+            let disk = disk.copy();
+            disk.crash(seed * 0x9e37_79b9);
+            check_told(&open(&disk, START_US + 200_000_000_000).unwrap(), &told);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_key_whose_folder_was_not_synced_survives_a_loss_of_power_later() {
+    let acme = principal(1, "acme");
+    for again in [false, true] {
+        let disk = MemoryDisk::default();
+        let mut log = open(&disk, START_US).unwrap();
+        disk.fail_on("sync folder keys/tenants", Kind::NotPersisted);
+        let refused = log.open_request(&permit(&acme, 1), facts()).await.unwrap_err();
+        assert!(matches!(refused, AppendError::Key { .. }), "{refused}");
+        assert!(disk.heal().is_some());
+        if again {
+            drop(log);
+            log = open(&disk, START_US + 100_000_000_000).unwrap();
+        }
+        // The key is found, and used.
+        let sealed = log.open_request(&permit(&acme, 2), facts()).await.unwrap().seal(outcome()).await.unwrap().index;
+        log.shutdown();
+        drop(log);
+        for seed in 1..20 {
+            let disk = disk.copy();
+            disk.crash(seed * 0x9e37_79b9);
+            let log = open(&disk, START_US + 200_000_000_000).unwrap();
+            check_told(&log, &[Told { who: acme.clone(), request: 2, sealed: Some(sealed) }]);
+            log.open_request(&permit(&acme, 3), facts()).await.unwrap().seal(outcome()).await.unwrap();
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_full_queue_refuses_new_requests_and_takes_what_is_owed() {
     let disk = MemoryDisk::default();

@@ -195,4 +195,20 @@ pub(super) const BOUNDS: &[Mutation] = &[
         packages: &["audit-log"],
         tests: "test(a_commit_whose_sync_failed_is_written_again_before_it_is_believed)",
     },
+    Mutation {
+        name: "log: the name of a key that is found is synced before the key is used",
+        file: "audit/log/src/keys.rs",
+        find: "if !std::mem::replace(&mut tenants.synced, true) {",
+        replace: "if !std::mem::replace(&mut tenants.synced, true) && epoch == 0 {",
+        packages: &["audit-log"],
+        tests: "test(a_key_whose_folder_was_not_synced_survives_a_loss_of_power_later)",
+    },
+    Mutation {
+        name: "log: the names of tiles that are found are synced before they are published",
+        file: "audit/log/src/publish.rs",
+        find: "                    folders.insert(folder_of(&path));\n                    continue;",
+        replace: "                    continue;",
+        packages: &["audit-log"],
+        tests: "test(tiles_whose_folder_was_not_synced_survive_a_loss_of_power_later)",
+    },
 ];
