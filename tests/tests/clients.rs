@@ -1,4 +1,4 @@
-//! Real clients: the official Python package, and the README's lines as they are written.
+//! Real clients: the official Python package, a COSE library, and the README's lines as they are written.
 
 use anyhow::{Result, ensure};
 use e2e::{Demo, binary, repository, run};
@@ -29,6 +29,11 @@ fn the_official_client_gets_its_answers() -> Result<()> {
 #[test]
 fn the_official_client_gets_its_errors() -> Result<()> {
     python("openai_errors.py")
+}
+
+#[test]
+fn a_published_cose_library_verifies_a_receipt() -> Result<()> {
+    python("cose_receipt.py")
 }
 
 #[test]

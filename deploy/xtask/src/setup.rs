@@ -93,7 +93,7 @@ pub(crate) fn python_clients(root: &Path) -> Result<()> {
         .context("tests/clients/requirements.txt cannot be read")?;
     let stamp = venv.join("installed-requirements.txt");
     if std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted)
-        && works(Command::new(venv.join("bin/python")).args(["-c", "import openai, httpx, h2"]))
+        && works(Command::new(venv.join("bin/python")).args(["-c", "import openai, httpx, h2, pycose, cbor2"]))
     {
         return Ok(());
     }
