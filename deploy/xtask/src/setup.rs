@@ -158,7 +158,8 @@ pub(crate) fn foreign_tools() -> Result<()> {
     }
     let apt_get = |arguments: &[&str]| {
         let mut command = Command::new("apt-get");
-        command.env("DEBIAN_FRONTEND", "noninteractive").args(arguments).stdin(Stdio::null());
+        command.env("DEBIAN_FRONTEND", "noninteractive").args(["-o", "DPkg::Lock::Timeout=120"]);
+        command.args(arguments).stdin(Stdio::null());
         command
     };
     let install: Vec<&str> = ["install", "-y", "-q", "--no-install-recommends"].into_iter().chain(packages).collect();
