@@ -370,8 +370,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "log: a head is synced before it is promised",
         file: "audit/log/src/slot.rs",
-        find: "self.file.sync().map_err(storage(\"sync\", SLOT))?;",
-        replace: "",
+        find: "        self.file.sync().map_err(storage(\"sync\", SLOT))",
+        replace: "        Ok(())",
         packages: &["audit-log"],
         tests: "all()",
     },
