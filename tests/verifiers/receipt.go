@@ -211,7 +211,7 @@ func parseExtra(data []byte) (*extra, error) {
 func entryHead(data []byte) (read *items, fields, version, kind uint64, uuid []byte) {
 	read = &items{data: data}
 	fields, version, kind, uuid = read.head(4), read.uint(), read.uint(), read.bytes()
-	if version < 1 || version > 4 {
+	if version < 1 || version > 5 {
 		read.fail(fmt.Sprintf("entry version %d is not known", version))
 	}
 	read.bytes()

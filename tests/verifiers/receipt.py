@@ -146,7 +146,7 @@ def parse_entry(entry):
     """Version, kind, uuid and what follows the head."""
     items = Items(entry)
     fields, version, kind, uuid = items.head(4), items.uint(), items.uint(), items.bytes_()
-    require(version in (1, 2, 3, 4), f"entry version {version} is not known")
+    require(version in (1, 2, 3, 4, 5), f"entry version {version} is not known")
     items.bytes_(), items.bytes_(), items.uint(), items.uint(), items.null_or(items.bytes_), items.uint(), items.bytes_()
     return fields, version, kind, uuid, items
 

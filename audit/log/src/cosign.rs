@@ -2,10 +2,12 @@
 //! and never in the way of a commit. A round is one checkpoint that all witnesses are asked about.
 
 use crate::clock::Clock;
+use crate::lag::Publications;
 use crate::log::{Shared, lock};
 use crate::publish::Published;
 use crate::receipt::Tiles;
-use crate::witness::{Asked, WITNESSES_MAX, Witness, WitnessHealth, WitnessPolicy, ask};
+use crate::witness::{Asked, Lag, WITNESSES_MAX, Witness, WitnessHealth, WitnessPolicy, ask};
+use audit_provenance::CosignerRole;
 use audit_tlog::{Checkpoint, Hash, TiledTree};
 use std::collections::BTreeMap;
 use std::io;
@@ -36,10 +38,12 @@ pub(crate) struct Board {
     state: Mutex<State>,
     changed: Condvar,
     quorum: usize,
+    lag_max_us: Option<u64>,
 }
 
 struct State {
     newest: Option<Arc<Published>>,
+    publications: Publications,
     round: Option<Round>,
     /// Size of the largest checkpoint that found its quorum.
     witnessed: u64,
@@ -69,6 +73,14 @@ impl State {
         self.round.as_ref().map(|round| Arc::clone(&round.published))
     }
 
+    fn with_lags(&self, now_us: u64) -> Vec<WitnessHealth> {
+        let with_lag = |health: &WitnessHealth| {
+            let lag = self.publications.lag(health.cosigned, now_us);
+            WitnessHealth { lag, ..health.clone() }
+        };
+        self.health.iter().map(with_lag).collect()
+    }
+
     fn give_up(&mut self, size: u64) {
         if self.round.as_ref().is_some_and(|round| round.published.size == size) {
             self.round = None;
@@ -81,6 +93,7 @@ impl State {
             health.cosigned = health.cosigned.max(size);
             health.away = false;
         }
+        self.publications.forget(self.health.iter().map(|health| health.cosigned).min().unwrap_or(size));
         let round = self.round.as_mut().filter(|round| round.published.size == size)?;
         round.lines.insert(witness, line);
         let note = round.lines.values().fold(round.published.note.clone(), |note, line| note + line);
@@ -96,18 +109,25 @@ impl Board {
     pub(crate) fn new(policy: &WitnessPolicy) -> Self {
         let health = |witness: &Witness| WitnessHealth {
             name: Arc::from(witness.key.name()),
+            role: witness.role,
             cosigned: 0,
             away: true,
             alarm: None,
+            lag: Lag::default(),
         };
         let health = policy.witnesses.iter().take(WITNESSES_MAX).map(health).collect();
-        let state = State { newest: None, round: None, witnessed: 0, health, closed: false };
-        Self { state: Mutex::new(state), changed: Condvar::new(), quorum: policy.quorum.max(1) }
+        let publications = Publications::default();
+        let state = State { newest: None, publications, round: None, witnessed: 0, health, closed: false };
+        let lag_max_us = policy.lag_max.map(|longest| u64::try_from(longest.as_micros()).unwrap_or(u64::MAX));
+        Self { state: Mutex::new(state), changed: Condvar::new(), quorum: policy.quorum.max(1), lag_max_us }
     }
 
     /// Tells of a newer checkpoint. It has the log's signature alone.
-    pub(crate) fn publish(&self, published: Arc<Published>) {
-        lock(&self.state).newest = Some(published);
+    pub(crate) fn publish(&self, published: Arc<Published>, now_us: u64) {
+        let mut state = lock(&self.state);
+        state.publications.note(published.size, now_us);
+        state.newest = Some(published);
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -117,9 +137,25 @@ impl Board {
     }
 
     /// Size under the largest witnessed checkpoint, and how the witnesses do.
-    pub(crate) fn health(&self) -> (u64, Vec<WitnessHealth>) {
+    pub(crate) fn health(&self, now_us: u64) -> (u64, Vec<WitnessHealth>) {
         let state = lock(&self.state);
-        (state.witnessed, state.health.clone())
+        (state.witnessed, state.with_lags(now_us))
+    }
+
+    /// Whether an auditor has fallen behind by more than is allowed; `None` when nobody set how much that is.
+    pub(crate) fn auditor_lags(&self, now_us: u64) -> Option<bool> {
+        let lag_max_us = self.lag_max_us?;
+        let state = lock(&self.state);
+        let lags = |health: &WitnessHealth| state.publications.lag(health.cosigned, now_us).behind_us > lag_max_us;
+        Some(state.health.iter().any(|health| health.role == CosignerRole::Auditor && lags(health)))
+    }
+
+    /// How far each cosigner is behind, after a pause; `None` when the log is closed.
+    pub(crate) fn lags_after(&self, pause: Duration, clock: &dyn Clock) -> Option<Vec<WitnessHealth>> {
+        let open = |state: &mut State| !state.closed;
+        let waited = self.changed.wait_timeout_while(lock(&self.state), pause, open);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        (!state.closed).then(|| state.with_lags(clock.mono_us()))
     }
 
     /// Waits for a checkpoint that is larger than `done`, and until `pause_until_us`; `None` when the log is closed.
@@ -234,8 +270,10 @@ mod tests {
     use super::*;
 
     fn state(witnesses: usize) -> State {
-        let health = WitnessHealth { name: "w".into(), cosigned: 0, away: true, alarm: None };
-        State { newest: None, round: None, witnessed: 0, health: vec![health; witnesses], closed: false }
+        let (role, lag) = (CosignerRole::Witness, Lag::default());
+        let health = WitnessHealth { name: "w".into(), role, cosigned: 0, away: true, alarm: None, lag };
+        let (publications, health) = (Publications::default(), vec![health; witnesses]);
+        State { newest: None, publications, round: None, witnessed: 0, health, closed: false }
     }
 
     fn published(size: u64) -> Arc<Published> {

@@ -9,8 +9,8 @@ use crate::log::{AuditLog, IncidentId, Recorded, lock};
 use crate::queue::{Queued, Reply, failed};
 use crate::sequence::{Commit, Draft};
 use audit_provenance::{
-    ActorRef, Body, Containment, Entry, Incident, IncidentLife, IncidentMoveError, IncidentStage, IncidentState,
-    TenantRef,
+    ActorRef, Body, Containment, CosignerLag, CosignerRole, Entry, Incident, IncidentLife, IncidentMoveError,
+    IncidentStage, IncidentState, TenantRef,
 };
 use policies_domain::{Digest, Principal, TenantName};
 use std::collections::{BTreeMap, HashMap};
@@ -19,14 +19,24 @@ use tokio::sync::oneshot;
 /// Incidents in one report, the newest.
 pub const REPORTED_MAX: usize = 10_000;
 
+/// A cosigner, as the lags of it are told apart.
+pub(crate) type Cosigner = (CosignerRole, String);
+
 /// One incident, as its entries say.
 #[derive(Debug, Clone)]
 struct Known {
-    tenant: TenantRef,
+    tenant: Option<TenantRef>,
     victim: Option<TenantRef>,
     life: IncidentLife,
     /// Index and leaf hash of its entries, in order.
     entries: Vec<(u64, Digest)>,
+}
+
+impl Known {
+    fn detected(index: u64, leaf: Digest) -> Self {
+        let life = IncidentLife::detected(leaf);
+        Self { tenant: None, victim: None, life, entries: vec![(index, leaf)] }
+    }
 }
 
 /// The fold over all entries of all incidents.
@@ -35,6 +45,8 @@ pub(crate) struct Incidents {
     known: HashMap<[u8; 16], Known>,
     /// In the order of their first entries.
     order: Vec<[u8; 16]>,
+    /// Cosigners of whom the last word is that they have fallen behind, by the incident that says so.
+    lagging: BTreeMap<[u8; 16], Cosigner>,
 }
 
 impl Incidents {
@@ -42,15 +54,21 @@ impl Incidents {
     pub(crate) fn note(&mut self, index: u64, leaf: Digest, entry: &Entry) -> Result<(), IncidentMoveError> {
         match (&entry.body, entry.head.tenant) {
             (Body::Incident(incident), Some(link)) => {
-                let (tenant, life) = (link.tenant, IncidentLife::detected(leaf));
-                let known = Known { tenant, victim: incident.victim, life, entries: vec![(index, leaf)] };
-                self.known.insert(incident.incident, known);
-                self.order.push(incident.incident);
+                let (tenant, victim) = (Some(link.tenant), incident.victim);
+                self.detected(incident.incident, Known { tenant, victim, ..Known::detected(index, leaf) });
+            }
+            (Body::Lag(lag), None) => {
+                self.detected(lag.incident, Known::detected(index, leaf));
+                self.lagging.insert(lag.incident, (lag.role, lag.cosigner.clone()));
             }
             (Body::IncidentState(state), _) => {
                 if let Some(known) = self.known.get_mut(&state.incident) {
                     known.life = known.life.after(state, leaf)?;
                     known.entries.push((index, leaf));
+                    // A lag that goes on after persons have closed it is another incident.
+                    if state.state == IncidentStage::Contained || state.state.is_closed() {
+                        self.lagging.remove(&state.incident);
+                    }
                 }
             }
             _ => {}
@@ -64,6 +82,21 @@ impl Incidents {
         batch.try_for_each(|(placed, entry)| self.note(placed.index, Digest(placed.leaf.0), entry))
     }
 
+    fn detected(&mut self, incident: [u8; 16], known: Known) {
+        self.known.insert(incident, known);
+        self.order.push(incident);
+    }
+
+    /// Cosigners of whom the last word is that they have fallen behind, and the incident that says so.
+    pub(crate) fn lagging(&self) -> Vec<(Cosigner, IncidentId)> {
+        self.lagging.iter().map(|(id, cosigner)| (cosigner.clone(), IncidentId(*id))).collect()
+    }
+
+    /// Whether an auditor is among them.
+    pub(crate) fn an_auditor_lags(&self) -> bool {
+        self.lagging.values().any(|(role, _)| *role == CosignerRole::Auditor)
+    }
+
     pub(crate) fn life(&self, incident: &[u8; 16]) -> Option<IncidentLife> {
         self.known.get(incident).map(|known| known.life)
     }
@@ -75,7 +108,9 @@ pub(crate) fn refuse_forbidden(incidents: &Incidents, queued: Vec<Queued>) -> Ve
     let mut kept = Vec::with_capacity(queued.len());
     for Queued { draft, reply } in queued {
         match &draft.body {
-            Body::Incident(incident) => drop(stages.insert(incident.incident, IncidentStage::Detected)),
+            Body::Incident(Incident { incident, .. }) | Body::Lag(CosignerLag { incident, .. }) => {
+                stages.insert(*incident, IncidentStage::Detected);
+            }
             Body::IncidentState(state) => {
                 let held = stages.get(&state.incident).copied();
                 let stage = held.or_else(|| incidents.life(&state.incident).map(|life| life.stage));
@@ -161,12 +196,24 @@ pub struct IncidentReport {
     pub leaf: Digest,
     /// When it was detected, in microseconds since 1970.
     pub detected_us: u64,
-    /// Whose request it was: who may have received what is another's.
-    pub tenant: TenantRef,
     /// What was detected.
-    pub incident: Incident,
+    pub detected: Detected,
     /// What became of it, in order.
     pub moves: Vec<MovedAt>,
+}
+
+/// What an incident's first entry says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Detected {
+    /// An isolation fault in a response.
+    Fault {
+        /// Whose request it was: who may have received what is another's.
+        tenant: TenantRef,
+        /// What was found.
+        incident: Incident,
+    },
+    /// An auditor or a witness that has fallen behind: nobody's request.
+    Lag(CosignerLag),
 }
 
 impl IncidentReport {
@@ -208,7 +255,7 @@ impl AuditLog {
     pub async fn move_incident(&self, wanted: IncidentMove) -> Result<Recorded, AppendError> {
         let shared = &self.shared;
         let tenant = lock(&shared.incidents).known.get(&wanted.incident.0).map(|known| known.tenant);
-        let tenant = Some(tenant.ok_or(AppendError::NoIncident)?);
+        let tenant = tenant.ok_or(AppendError::NoIncident)?;
         let uuid = *random().map_err(|_| failed("no random bytes"))?;
         let draft = Draft { uuid, tenant, body: wanted.body(), trace: None };
         let (reply, placed) = oneshot::channel();
@@ -269,10 +316,10 @@ impl AuditLog {
     /// [`LookupError`].
     pub fn incidents_of(&self, principal: &Principal) -> Result<Vec<(IncidentSide, IncidentReport)>, LookupError> {
         let tenant = self.shared.keys.tenant_ref(principal.name());
-        let (reports, _) = self.reports(|known| known.tenant == tenant || known.victim == Some(tenant))?;
+        let (reports, _) = self.reports(|known| known.tenant == Some(tenant) || known.victim == Some(tenant))?;
         let side = |report: IncidentReport| {
-            let side = if report.tenant == tenant { IncidentSide::Recipient } else { IncidentSide::Victim };
-            (side, report)
+            let received = matches!(report.detected, Detected::Fault { tenant: of, .. } if of == tenant);
+            (if received { IncidentSide::Recipient } else { IncidentSide::Victim }, report)
         };
         Ok(reports.into_iter().map(side).collect())
     }
@@ -299,16 +346,16 @@ impl AuditLog {
         for (index, leaf) in known.entries.iter().copied() {
             let Some(entry) = self.shared.index.entry(index)? else { continue };
             let wall_us = entry.head.wall_us;
-            match (entry.body, &mut report) {
-                (Body::Incident(incident), None) => {
-                    let (tenant, moves) = (known.tenant, Vec::new());
-                    report = Some(IncidentReport { id, index, leaf, detected_us: wall_us, tenant, incident, moves });
+            let detected = match (entry.body, known.tenant, &mut report) {
+                (Body::Incident(incident), Some(tenant), None) => Detected::Fault { tenant, incident },
+                (Body::Lag(lag), _, None) => Detected::Lag(lag),
+                (Body::IncidentState(state), _, Some(report)) => {
+                    report.moves.push(MovedAt { index, leaf, wall_us, state });
+                    continue;
                 }
-                (Body::IncidentState(state), Some(report)) => {
-                    report.moves.push(MovedAt { index, leaf, wall_us, state })
-                }
-                _ => {}
-            }
+                _ => continue,
+            };
+            report = Some(IncidentReport { id, index, leaf, detected_us: wall_us, detected, moves: Vec::new() });
         }
         Ok(report)
     }

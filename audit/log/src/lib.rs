@@ -22,6 +22,7 @@ mod incidents;
 mod index;
 mod keeping;
 mod keys;
+mod lag;
 mod log;
 mod mailbox;
 mod open_entry;
@@ -45,9 +46,9 @@ mod trace_file;
 mod witness;
 
 pub use audit_provenance::{
-    ActorRef, AuditVerdict, Containment, EngineFaultClass, Handover, Incident, IncidentClass, IncidentMoveError,
-    IncidentStage, IncidentState, IsolationAudit, Leg, Released, ReleasedSteps, ReplayOutcome, ReplayTime, SealReason,
-    Violation,
+    ActorRef, AuditVerdict, Containment, CosignerLag, CosignerRole, EngineFaultClass, Handover, Incident,
+    IncidentClass, IncidentMoveError, IncidentStage, IncidentState, IsolationAudit, Leg, Released, ReleasedSteps,
+    ReplayOutcome, ReplayTime, SealReason, Violation,
 };
 pub use audit_provenance::{EpochKey, ErasureAt, ErasureBasis, Held, Hold, HoldReason, KeepingError};
 pub use audit_provenance::{PageClass, PageRun, TenantRef};
@@ -61,7 +62,7 @@ pub use config::{AuditConfig, OPEN_REQUESTS_MAX, QUEUE_MAX};
 pub use consistency::ConsistencyError;
 pub use evidence::{EvidenceError, EvidenceQuery, Gathered, Proven, STATED_MAX, gather_evidence};
 pub use fault::{LogFault, OpenLogError};
-pub use incidents::{IncidentEntry, IncidentMove, IncidentReport, IncidentSide, MovedAt, REPORTED_MAX};
+pub use incidents::{Detected, IncidentEntry, IncidentMove, IncidentReport, IncidentSide, MovedAt, REPORTED_MAX};
 pub use index::{IndexHealth, IndexStore, LookupError, PageReaders};
 pub use keeping::{EraseKey, HoldId, PlaceHold};
 pub use keys::TenantNames;
@@ -74,5 +75,6 @@ pub use report_key::ReportKey;
 pub use signer::SignerPlace;
 pub use storage::{FolderStorage, Storage, StoredFile};
 pub use witness::{
-    WITNESS_ANSWER_BYTES_MAX, WITNESSES_MAX, Witness, WitnessAnswer, WitnessHealth, WitnessPolicy, WitnessTransport,
+    Lag, WITNESS_ANSWER_BYTES_MAX, WITNESSES_MAX, Witness, WitnessAnswer, WitnessHealth, WitnessPolicy,
+    WitnessTransport,
 };

@@ -8,6 +8,7 @@ use crate::incidents::{Incidents, refuse_forbidden};
 use crate::index::{IndexHealth, Lookup, LookupError, PageReaders};
 use crate::keeping::{erased, note_batch, refuse_kept};
 use crate::keys::{Keys, epoch, random};
+use crate::lag;
 use crate::mailbox::{Due, Mailbox};
 use crate::open_entry::OpenEntry;
 use crate::publish::{Published, Publisher};
@@ -129,6 +130,8 @@ pub struct LogHealth {
     pub witnessed: u64,
     /// How the witnesses do, in the order of the configuration.
     pub witnesses: Vec<WitnessHealth>,
+    /// See [`AuditLog::auditor_lags`].
+    pub auditor_lags: bool,
     /// How its index does. Nothing depends on it but time.
     pub index: IndexHealth,
 }
@@ -281,7 +284,8 @@ impl AuditLog {
             failure: Mutex::default(),
             mailbox: Mailbox::default(),
         });
-        shared.board.publish(Arc::clone(&shared.published.read().unwrap_or_else(PoisonError::into_inner)));
+        let published = Arc::clone(&shared.published.read().unwrap_or_else(PoisonError::into_inner));
+        shared.board.publish(published, clock.mono_us());
         let threads = Arc::new(Threads { shared: Arc::clone(&shared), running: Mutex::default() });
         let (sequencer, publisher, heartbeat) = (opened.sequencer, opened.publisher, config.heartbeat);
         let retention = Retention::new(config.retention_days);
@@ -298,6 +302,8 @@ impl AuditLog {
             .map_err(|source| OpenLogError::Thread { source })?;
         lock(&threads.running).push(publish);
         cosign::start(&shared, &config.witnesses, &clock).map_err(|source| OpenLogError::Thread { source })?;
+        let watch = lag::start(&shared, &config.witnesses).map_err(|source| OpenLogError::Thread { source })?;
+        lock(&threads.running).extend(watch);
         Ok(Self { shared, threads })
     }
 
@@ -447,7 +453,8 @@ impl AuditLog {
     #[must_use]
     pub fn health(&self) -> LogHealth {
         let published = self.shared.published.read().unwrap_or_else(PoisonError::into_inner).size;
-        let (witnessed, witnesses) = self.shared.board.health();
+        let (witnessed, witnesses) = self.shared.board.health(self.shared.clock.mono_us());
+        let auditor_lags = self.auditor_lags();
         let committed = lock(&self.shared.committed);
         LogHealth {
             size: committed.size,
@@ -457,8 +464,18 @@ impl AuditLog {
             failed: lock(&self.shared.failure).clone(),
             witnessed,
             witnesses,
+            auditor_lags,
             index: self.shared.index.health(),
         }
+    }
+
+    /// Whether an auditor has not cosigned what was published, for longer than is allowed; also when the log says so from an
+    /// earlier run and it has not caught up since. Never so where nothing is set for that. Reads no file.
+    #[must_use]
+    pub fn auditor_lags(&self) -> bool {
+        let lags = self.shared.board.auditor_lags(self.shared.clock.mono_us());
+        // A start gives nobody more time.
+        lags.is_some_and(|lags| lags || lock(&self.shared.incidents).an_auditor_lags())
     }
 
     /// Commits and publishes what waits, then ends. Blocks until it is done.
@@ -583,7 +600,7 @@ fn run_publisher(shared: &Shared, mut publisher: Publisher) {
             Ok(Some(published)) => {
                 let published = Arc::new(published);
                 *shared.published.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&published);
-                shared.board.publish(published);
+                shared.board.publish(published, shared.clock.mono_us());
             }
             Ok(None) => {}
             Err(fault) => return shared.fail(&fault),

@@ -9,7 +9,9 @@ use crate::log::lock;
 use crate::segment::{Place, SegmentWriter, TracePlace, encode_frame, next_frame};
 use crate::slot::Slot;
 use crate::storage::{Storage, StoredFile};
-use audit_provenance::{Body, Entry, EntryVersion, Erasure, Head, IncidentLife, IncidentState, TenantLink, TenantRef};
+use audit_provenance::{
+    Body, CosignerLag, Entry, EntryVersion, Erasure, Head, Incident, IncidentLife, IncidentState, TenantLink, TenantRef,
+};
 use audit_tlog::{Checkpoint, Edge, Hash, leaf_hash};
 use policies_domain::Digest;
 use std::collections::HashMap;
@@ -195,7 +197,9 @@ impl Sequencer {
 
     fn note_incident(&mut self, body: &Body, leaf: Digest) -> Result<(), LogFault> {
         match body {
-            Body::Incident(incident) => drop(self.moved.insert(incident.incident, IncidentLife::detected(leaf))),
+            Body::Incident(Incident { incident, .. }) | Body::Lag(CosignerLag { incident, .. }) => {
+                self.moved.insert(*incident, IncidentLife::detected(leaf));
+            }
             Body::IncidentState(state) => {
                 // INVARIANT: what may not be moved so was refused before the batch was made.
                 let life = self.life(&state.incident).ok_or(LogFault::Incident)?;

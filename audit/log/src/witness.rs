@@ -7,10 +7,12 @@
 use crate::fault::OpenLogError;
 use crate::publish::Published;
 use crate::signer::printable;
+use audit_provenance::CosignerRole;
 use audit_tlog::{AddCheckpoint, Checkpoint, Cosignature, CosignerKey, Hash};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Witnesses of one log: with the log's own, their signatures are as many as a checkpoint may have.
 pub const WITNESSES_MAX: usize = audit_tlog::SIGNATURES_MAX - 1;
@@ -47,6 +49,8 @@ pub struct Witness {
     pub key: CosignerKey,
     /// The way to it.
     pub transport: Arc<dyn WitnessTransport>,
+    /// Whether it reads what it cosigns.
+    pub role: CosignerRole,
 }
 
 impl fmt::Debug for Witness {
@@ -64,6 +68,9 @@ pub struct WitnessPolicy {
     pub quorum: usize,
     /// Whether a start takes as many witnesses that agree. Otherwise those that cannot be reached are warned of.
     pub quorum_at_start: bool,
+    /// Whoever has not cosigned what was published so long ago has fallen behind, which is an incident; nobody has when it is
+    /// `None`.
+    pub lag_max: Option<Duration>,
 }
 
 /// How one witness does.
@@ -71,12 +78,25 @@ pub struct WitnessPolicy {
 pub struct WitnessHealth {
     /// Its name.
     pub name: Arc<str>,
+    /// What is expected of it.
+    pub role: CosignerRole,
     /// Size of the largest tree that it has cosigned in this run.
     pub cosigned: u64,
     /// Whether its last answer was no cosignature, or it did not answer.
     pub away: bool,
     /// It has seen another history of this log, or says so. It stays until the next start: somebody must look.
     pub alarm: Option<Arc<str>>,
+    /// What it has not cosigned of what was published.
+    pub lag: Lag,
+}
+
+/// How far a cosigner is behind what was published.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Lag {
+    /// Entries that it has not cosigned.
+    pub entries: u64,
+    /// Microseconds since the first of them was published; 0 when there is none.
+    pub behind_us: u64,
 }
 
 /// What came of asking.

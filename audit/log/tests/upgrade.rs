@@ -59,7 +59,7 @@ async fn a_log_of_version_1_goes_on_and_its_receipts_stay() {
     assert_eq!(after[..before.len()], before);
     let versions = |entries: &[Entry]| entries.iter().map(|entry| entry.head.version).collect::<Vec<_>>();
     assert_eq!(versions(&before), [EntryVersion::V1; 5]);
-    assert_eq!(versions(&after[before.len()..]), [EntryVersion::V4; 3], "a start, opened and sealed");
+    assert_eq!(versions(&after[before.len()..]), [EntryVersion::V5; 3], "a start, opened and sealed");
     for (tenant, entry) in [("tenant-0", &before[1]), ("tenant-1", &before[2])] {
         let opened = opened_of(&log, tenant, RequestId::from_bytes(entry.head.uuid));
         assert_eq!(opened, *entry);

@@ -4,13 +4,14 @@
 mod story;
 
 use audit_log::{
-    AuditLog, OpenLogError, WITNESS_ANSWER_BYTES_MAX, Witness, WitnessAnswer, WitnessPolicy, WitnessTransport,
+    AuditLog, Clock, Containment, CosignerRole, Detected, IncidentMove, IncidentReport, IncidentStage, OpenLogError,
+    WITNESS_ANSWER_BYTES_MAX, Witness, WitnessAnswer, WitnessPolicy, WitnessTransport,
 };
 use audit_tlog::{AddCheckpoint, Checkpoint, Cosigner, CosignerKey, TlogProof, VerifierKey};
 use audit_witness::Answer;
-use policies_domain::RequestId;
+use policies_domain::{Digest, RequestId, TenantName};
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -79,7 +80,7 @@ fn liar(
     key: &CosignerKey,
     lie: impl Fn(&AddCheckpoint) -> io::Result<WitnessAnswer> + Send + Sync + 'static,
 ) -> Witness {
-    Witness { key: key.clone(), transport: Arc::new(Made(lie)) }
+    Witness { key: key.clone(), transport: Arc::new(Made(lie)), role: CosignerRole::Witness }
 }
 
 fn answer(status: u16, body: impl Into<Vec<u8>>) -> io::Result<WitnessAnswer> {
@@ -87,8 +88,12 @@ fn answer(status: u16, body: impl Into<Vec<u8>>) -> io::Result<WitnessAnswer> {
 }
 
 fn policy(reals: &[&Arc<Real>]) -> WitnessPolicy {
-    let witness = |real: &&Arc<Real>| Witness { key: real.key.clone(), transport: Arc::new(To(Arc::clone(real))) };
-    WitnessPolicy { witnesses: reals.iter().map(witness).collect(), quorum: reals.len(), quorum_at_start: false }
+    let witness = |real: &&Arc<Real>| {
+        let transport = Arc::new(To(Arc::clone(real)));
+        Witness { key: real.key.clone(), transport, role: CosignerRole::Witness }
+    };
+    let witnesses = reals.iter().map(witness).collect();
+    WitnessPolicy { witnesses, quorum: reals.len(), ..WitnessPolicy::default() }
 }
 
 fn open_with(disk: &MemoryDisk, wall_us: u64, witnesses: WitnessPolicy) -> Result<AuditLog, OpenLogError> {
@@ -330,6 +335,110 @@ async fn a_witness_that_lies_or_stalls_does_no_harm() {
     drop(log);
     assert!(open(&disk, START_US + 2 * STEP_US).is_ok());
     drop(held);
+}
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// A clock that runs as time does, and can be put forward.
+struct Pace {
+    begun: Instant,
+    ahead_us: AtomicU64,
+    wall_us: AtomicU64,
+}
+
+impl Pace {
+    fn jump(&self, by: Duration) {
+        self.ahead_us.fetch_add(by.as_micros() as u64, Ordering::SeqCst);
+    }
+}
+
+impl Clock for Pace {
+    fn wall_us(&self) -> u64 {
+        self.wall_us.fetch_add(1_000, Ordering::SeqCst)
+    }
+
+    fn mono_us(&self) -> u64 {
+        self.begun.elapsed().as_micros() as u64 + self.ahead_us.load(Ordering::SeqCst)
+    }
+}
+
+fn open_at_pace(disk: &MemoryDisk, wall_us: u64, witnesses: WitnessPolicy) -> (AuditLog, Arc<Pace>) {
+    let mut config = config();
+    config.witnesses = witnesses;
+    let (ahead_us, wall_us) = (AtomicU64::new(0), AtomicU64::new(wall_us));
+    let pace = Arc::new(Pace { begun: Instant::now(), ahead_us, wall_us });
+    (AuditLog::open_on(&config, Arc::new(disk.clone()), Arc::clone(&pace) as Arc<dyn Clock>).unwrap(), pace)
+}
+
+/// The auditor's incidents: how many there are, and where the last stands.
+fn lags(log: &AuditLog) -> (usize, Option<IncidentStage>) {
+    let (reports, _) = log.incident_reports().unwrap();
+    assert!(reports.iter().all(|report| matches!(&report.detected, Detected::Lag(lag) if lag.cosigner == "a.example")));
+    (reports.len(), reports.last().map(IncidentReport::stage))
+}
+
+#[tokio::test]
+async fn an_auditor_that_falls_behind_is_one_incident_until_it_has_caught_up() {
+    let (disk, key) = begun();
+    let auditor = Real::new("a.example", &key);
+    let watched = || {
+        let mut policy = WitnessPolicy { lag_max: Some(HOUR), ..policy(&[&auditor]) };
+        policy.witnesses.iter_mut().for_each(|witness| witness.role = CosignerRole::Auditor);
+        policy
+    };
+    auditor.unplug();
+    let (log, clock) = open_at_pace(&disk, START_US + STEP_US, watched());
+    assert!(!log.auditor_lags(), "it has an hour");
+    clock.jump(2 * HOUR);
+    until("it has fallen behind", || log.auditor_lags());
+    until("the log says so", || lags(&log) == (1, Some(IncidentStage::Detected)));
+    log.shutdown();
+    drop(log);
+
+    let (log, clock) = open_at_pace(&disk, START_US + 2 * STEP_US, watched());
+    assert!(log.auditor_lags(), "a start gives nobody more time");
+    // What is written meanwhile makes no other incident of it.
+    drop(log.open_request(&story::permit(&principal(1, "acme"), 1), story::facts()).await.unwrap());
+    let id = log.incident_reports().unwrap().0[0].id;
+    let [actor, second] = ["ada", "ben"].map(|name| Some(log.actor(&TenantName::parse(name).unwrap())));
+    let to = |to| IncidentMove {
+        incident: id,
+        to,
+        actor,
+        second: None,
+        evidence: None,
+        action: Containment::None,
+        notice: None,
+    };
+    log.move_incident(to(IncidentStage::Triaged)).await.unwrap();
+    auditor.plug(&key);
+    until("it has caught up", || !log.auditor_lags());
+    until("the log says so, too", || lags(&log) == (1, Some(IncidentStage::Contained)));
+    let report = log.incident_report(id).unwrap().unwrap();
+    let actors: Vec<_> = report.moves.iter().map(|moved| moved.state.actor).collect();
+    assert_eq!(actors, [actor, None], "persons looked, the program says that it is over");
+    let closing = IncidentMove { second, evidence: Some(Digest([7; 32])), ..to(IncidentStage::Resolved) };
+    log.move_incident(closing).await.unwrap();
+
+    // The next time is another one.
+    auditor.unplug();
+    drop(log.open_request(&story::permit(&principal(1, "acme"), 2), story::facts()).await.unwrap());
+    story::published(&log);
+    clock.jump(2 * HOUR);
+    until("it has fallen behind again", || log.auditor_lags() && lags(&log) == (2, Some(IncidentStage::Detected)));
+    assert!(log.incidents_of(&principal(1, "acme")).unwrap().is_empty(), "it is no tenant's");
+    assert_eq!(log.health().failed, None);
+}
+
+#[tokio::test]
+async fn nobody_falls_behind_where_no_time_is_set() {
+    let (disk, key) = begun();
+    let auditor = Real::new("a.example", &key);
+    auditor.unplug();
+    let (log, clock) = open_at_pace(&disk, START_US + STEP_US, policy(&[&auditor]));
+    clock.jump(9 * HOUR);
+    assert!(log.health().witnesses[0].lag.behind_us > 30_000_000_000);
+    assert!(!log.auditor_lags() && log.incident_reports().unwrap().0.is_empty());
 }
 
 #[tokio::test]

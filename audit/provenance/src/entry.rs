@@ -6,6 +6,7 @@ use crate::gate::PageCounts;
 use crate::incident_state::IncidentState;
 use crate::isolation_audit::IsolationAudit;
 use crate::keeping::{Erased, Erasure, Hold, Prune, Release};
+use crate::lag::CosignerLag;
 use crate::replay::Replay;
 use policies_domain::{Digest, RequestId};
 use sha2::{Digest as _, Sha256};
@@ -26,16 +27,18 @@ pub enum EntryVersion {
     V2 = 2,
     /// Without what is said of keeping and destroying: [`Body::Erasure`] and the four after it.
     V3 = 3,
-    /// As `entry.cddl` has it.
+    /// Without [`Body::Lag`].
     V4 = 4,
+    /// As `entry.cddl` has it.
+    V5 = 5,
 }
 
 impl EntryVersion {
     /// The one that is written.
-    pub const CURRENT: Self = Self::V4;
+    pub const CURRENT: Self = Self::V5;
 
     fn from_number(number: u64) -> Option<Self> {
-        [Self::V1, Self::V2, Self::V3, Self::V4].into_iter().find(|version| *version as u64 == number)
+        [Self::V1, Self::V2, Self::V3, Self::V4, Self::V5].into_iter().find(|version| *version as u64 == number)
     }
 
     /// Digest of the format's text, as the genesis entry of a log in this version holds it.
@@ -45,7 +48,8 @@ impl EntryVersion {
             Self::V1 => Digest(SCHEMA_V1),
             Self::V2 => Digest(SCHEMA_V2),
             Self::V3 => Digest(SCHEMA_V3),
-            Self::V4 => Digest(Sha256::digest(SCHEMA).into()),
+            Self::V4 => Digest(SCHEMA_V4),
+            Self::V5 => Digest(Sha256::digest(SCHEMA).into()),
         }
     }
 
@@ -74,6 +78,12 @@ const SCHEMA_V2: [u8; 32] = [
 const SCHEMA_V3: [u8; 32] = [
     0x5b, 0x11, 0x8a, 0xed, 0x2b, 0xbf, 0x52, 0xc3, 0xdc, 0x34, 0x3f, 0x96, 0x82, 0x09, 0xd2, 0xc3, 0x70, 0x3a, 0xb5,
     0xf4, 0x18, 0x6b, 0x26, 0xba, 0x65, 0x56, 0x05, 0xb9, 0x70, 0x09, 0x8b, 0xda,
+];
+
+/// SHA-256 of the text of version 4: 7eb85dd0...
+const SCHEMA_V4: [u8; 32] = [
+    0x7e, 0xb8, 0x5d, 0xd0, 0x52, 0x9d, 0xca, 0xb2, 0x89, 0x10, 0x9e, 0x2d, 0x37, 0xeb, 0x81, 0x6f, 0x2f, 0x30, 0x14,
+    0xe0, 0x40, 0xde, 0x55, 0xf4, 0x89, 0x91, 0x07, 0x5a, 0x31, 0xed, 0x0b, 0xec,
 ];
 
 /// SHA-256 of the earlier texts of version 2: with six classes of incidents (07f0b331...), seven (a74d6dce...) and eight
@@ -186,6 +196,8 @@ pub enum Body {
     Release(Release),
     /// Old traces are dropped.
     Prune(Prune),
+    /// An auditor or a witness has fallen behind.
+    Lag(CosignerLag),
     /// What a start had to discard.
     Recovered {
         /// Whole entries that were never acknowledged.
@@ -377,6 +389,7 @@ impl Body {
             Self::Hold(_) => 14,
             Self::Release(_) => 15,
             Self::Prune(_) => 16,
+            Self::Lag(_) => 18,
         }
     }
 
@@ -399,6 +412,7 @@ impl Body {
             Self::Hold(_) => "hold",
             Self::Release(_) => "release",
             Self::Prune(_) => "prune",
+            Self::Lag(_) => "lag",
         }
     }
 
@@ -412,6 +426,7 @@ impl Body {
             Self::Recovered { .. } | Self::Release(_) | Self::Prune(_) => 3,
             Self::Erased(_) => 4,
             Self::Erasure(_) | Self::Hold(_) => 5,
+            Self::Lag(_) => 7,
             Self::Replay(_) => 8,
             Self::IncidentState(_) => 9,
             Self::Heartbeat => 0,
@@ -460,6 +475,7 @@ impl Body {
             Self::Hold(hold) => hold.encode(writer),
             Self::Release(release) => release.encode(writer),
             Self::Prune(prune) => prune.encode(writer),
+            Self::Lag(lag) => lag.encode(writer),
             Self::Recovered { entries_discarded, bytes_discarded } => {
                 writer.uint(0).uint(*entries_discarded).uint(*bytes_discarded);
             }
@@ -492,6 +508,7 @@ impl Body {
             14 if version >= EntryVersion::V4 => Self::Hold(Hold::decode(reader)?),
             15 if version >= EntryVersion::V4 => Self::Release(Release::decode(reader)?),
             16 if version >= EntryVersion::V4 => Self::Prune(Prune::decode(reader)?),
+            18 if version >= EntryVersion::V5 => Self::Lag(CosignerLag::decode(reader)?),
             kind => return Err(DecodeError::Kind { kind }),
         })
     }
@@ -507,7 +524,7 @@ fn decode_opened(version: EntryVersion, reader: &mut Reader<'_>) -> Result<Opene
         model: Digest(reader.fixed("model")?),
         fingerprint: match version {
             EntryVersion::V1 => None,
-            EntryVersion::V2 | EntryVersion::V3 | EntryVersion::V4 => Some(Digest(reader.fixed("fingerprint")?)),
+            _ => Some(Digest(reader.fixed("fingerprint")?)),
         },
         build: Digest(reader.fixed("build")?),
         stream: match reader.uint()? {
@@ -540,7 +557,7 @@ fn decode_sealed(version: EntryVersion, reader: &mut Reader<'_>) -> Result<Seali
         coverage: Coverage::from_bits(reader.uint()?).ok_or(DecodeError::Range { field: "coverage" })?,
         replay: match version {
             EntryVersion::V1 | EntryVersion::V2 => None,
-            EntryVersion::V3 | EntryVersion::V4 => digest_or_null(reader, "replay")?.map(|digest| digest.0),
+            _ => digest_or_null(reader, "replay")?.map(|digest| digest.0),
         },
     })
 }
@@ -603,7 +620,7 @@ fn digest_or_null(reader: &mut Reader<'_>, field: &'static str) -> Result<Option
     if reader.null() { Ok(None) } else { reader.fixed(field).map(Digest).map(Some) }
 }
 
-fn short_text(reader: &mut Reader<'_>, field: &'static str) -> Result<String, DecodeError> {
+pub(crate) fn short_text(reader: &mut Reader<'_>, field: &'static str) -> Result<String, DecodeError> {
     let text = reader.text()?;
     if text.len() > TEXT_BYTES_MAX { Err(DecodeError::Range { field }) } else { Ok(text.to_owned()) }
 }

@@ -13,6 +13,7 @@ mod gate;
 mod incident_state;
 mod isolation_audit;
 mod keeping;
+mod lag;
 mod released;
 mod replay;
 mod report_key;
@@ -32,6 +33,7 @@ pub use isolation_audit::{AuditVerdict, IsolationAudit};
 pub use keeping::{
     EpochKey, Erased, Erasure, ErasureAt, ErasureBasis, Held, Hold, HoldReason, Keeping, KeepingError, Prune, Release,
 };
+pub use lag::{CosignerLag, CosignerRole};
 pub use released::{Released, ReleasedSteps};
 pub use replay::{Replay, ReplayOutcome, ReplayTime};
 pub use report_key::{REPORT_KEY_PURPOSE, report_key_name, report_key_text};

@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use audit_provenance::{
-    AuditVerdict, Body, ChunkChain, ChunkRun, ChunkRuns, Commitment, Containment, Coverage, DecodeError, Disclosure,
-    DisclosureVersion, ENTRY_BYTES_MAX, EngineFault, EngineFaultClass, Entry, EntryVersion, Erased, Erasure,
-    ErasureBasis, Field, Handover, Head, Hold, HoldReason, Incident, IncidentClass, IncidentLife, IncidentMoveError,
-    IncidentStage, IncidentState, IsolationAudit, Opened, Openings, PageCounts, Prune, Release, Replay, ReplayOutcome,
-    ReplayTime, SCHEMA, SealReason, Sealing, TenantLink, Trace,
+    AuditVerdict, Body, ChunkChain, ChunkRun, ChunkRuns, Commitment, Containment, CosignerLag, CosignerRole, Coverage,
+    DecodeError, Disclosure, DisclosureVersion, ENTRY_BYTES_MAX, EngineFault, EngineFaultClass, Entry, EntryVersion,
+    Erased, Erasure, ErasureBasis, Field, Handover, Head, Hold, HoldReason, Incident, IncidentClass, IncidentLife,
+    IncidentMoveError, IncidentStage, IncidentState, IsolationAudit, Opened, Openings, PageCounts, Prune, Release,
+    Replay, ReplayOutcome, ReplayTime, SCHEMA, SealReason, Sealing, TenantLink, Trace,
 };
 use policies_domain::{Digest, RequestId};
 use proptest::prelude::*;
@@ -126,8 +126,27 @@ fn entries() -> Vec<Entry> {
     ]
     .into_iter()
     .chain(keeping())
+    .chain(lags())
     .chain([Entry { head: head(false), body: Body::Heartbeat }])
     .collect()
+}
+
+fn lags() -> [Entry; 2] {
+    let auditor = CosignerLag {
+        incident: [51; 16],
+        role: CosignerRole::Auditor,
+        cosigner: "auditor.example/a1".to_owned(),
+        cosigned: 0,
+        published: 70_000,
+        behind_us: 60_000_001,
+        limit_us: 60_000_000,
+    };
+    let witness = CosignerLag { role: CosignerRole::Witness, cosigned: 69_999, ..auditor.clone() };
+    [auditor, witness].map(|lag| Entry { head: head(false), body: Body::Lag(lag) })
+}
+
+fn is_a_lag(body: &Body) -> bool {
+    matches!(body, Body::Lag(_))
 }
 
 fn keeping() -> Vec<Entry> {
@@ -238,7 +257,7 @@ fn entries_of_version_1_are_read_as_they_were() {
             }
             Body::Replay(_) => assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind: 9 })),
             Body::IncidentState(_) => assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind: 10 })),
-            body if is_of_keeping(&body) => {
+            body if is_of_keeping(&body) || is_a_lag(&body) => {
                 assert!(matches!(Entry::decode(&older.encode()), Err(DecodeError::Kind { .. })))
             }
             _ => assert_eq!(Entry::decode(&older.encode()), Ok(older)),
@@ -279,7 +298,9 @@ fn entries_of_version_2_are_read_as_they_were() {
             }
             Body::Replay(_) => assert_eq!(Entry::decode(&older), Err(DecodeError::Kind { kind: 9 })),
             Body::IncidentState(_) => assert_eq!(Entry::decode(&older), Err(DecodeError::Kind { kind: 10 })),
-            body if is_of_keeping(&body) => assert!(matches!(Entry::decode(&older), Err(DecodeError::Kind { .. }))),
+            body if is_of_keeping(&body) || is_a_lag(&body) => {
+                assert!(matches!(Entry::decode(&older), Err(DecodeError::Kind { .. })))
+            }
             _ => assert!(Entry::decode(&older).is_ok()),
         }
     }
@@ -289,11 +310,9 @@ fn is_of_keeping(body: &Body) -> bool {
     matches!(body, Body::Erasure(_) | Body::Erased(_) | Body::Hold(_) | Body::Release(_) | Body::Prune(_))
 }
 
-/// As version 3 had them: all that version 4 has, but for what is said of keeping and destroying.
-#[test]
-fn entries_of_version_3_are_read_as_they_were() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/audit/entries-v3.txt");
-    let now: Vec<Entry> = entries().into_iter().filter(|entry| !is_of_keeping(&entry.body)).collect();
+/// Each line of the file is an entry of that version, and says what the one of these in its place says now.
+fn check_older(file: &str, version: EntryVersion, now: &[Entry]) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/audit").join(file);
     let text = std::fs::read_to_string(path).unwrap();
     assert_eq!(text.lines().count(), now.len());
     for (line, now) in text.lines().zip(now) {
@@ -301,9 +320,37 @@ fn entries_of_version_3_are_read_as_they_were() {
         let bytes: Vec<u8> =
             (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
         let entry = Entry::decode(&bytes).unwrap();
-        assert_eq!((entry.body.name(), entry.head.version), (name, EntryVersion::V3));
+        assert_eq!((entry.body.name(), entry.head.version), (name, version));
         assert_eq!((entry.encode(), &entry.body), (bytes, &now.body));
     }
+}
+
+/// As version 4 had them: all that version 5 has, but for cosigners that have fallen behind.
+#[test]
+fn entries_of_version_4_are_read_as_they_were() {
+    let now: Vec<Entry> = entries().into_iter().filter(|entry| !is_a_lag(&entry.body)).collect();
+    check_older("entries-v4.txt", EntryVersion::V4, &now);
+    for entry in lags() {
+        let older = Entry { head: Head { version: EntryVersion::V4, ..entry.head }, body: entry.body };
+        assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind: 18 }));
+    }
+}
+
+#[test]
+fn whoever_is_within_the_limit_or_has_cosigned_everything_has_not_fallen_behind() {
+    let [Entry { body: Body::Lag(lag), .. }, _] = lags() else { panic!("no lag") };
+    let read = |lag: CosignerLag| Entry::decode(&Entry { head: head(false), body: Body::Lag(lag) }.encode()).is_ok();
+    assert!(read(lag.clone()));
+    assert!(!read(CosignerLag { behind_us: lag.limit_us, ..lag.clone() }));
+    assert!(!read(CosignerLag { cosigned: lag.published, ..lag.clone() }));
+    assert!(!read(CosignerLag { cosigner: String::new(), ..lag }));
+}
+
+/// As version 3 had them: all that version 4 has, but for what is said of keeping and destroying.
+#[test]
+fn entries_of_version_3_are_read_as_they_were() {
+    let now = entries().into_iter().filter(|entry| !is_of_keeping(&entry.body) && !is_a_lag(&entry.body));
+    check_older("entries-v3.txt", EntryVersion::V3, &now.collect::<Vec<_>>());
     for (kind, entry) in [12, 12, 13, 14, 14, 15, 16].into_iter().zip(keeping()) {
         let older = Entry { head: Head { version: EntryVersion::V3, ..entry.head }, body: entry.body };
         assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind }));
@@ -337,9 +384,13 @@ fn each_version_has_the_schema_that_it_always_had() {
     assert_eq!(EntryVersion::V3.schema_digest().to_string(), v3);
     assert!(EntryVersion::V3.knows_schema(EntryVersion::V3.schema_digest()));
     assert!(!EntryVersion::V3.knows_schema(EntryVersion::V2.schema_digest()));
-    assert!(EntryVersion::V4.knows_schema(EntryVersion::CURRENT.schema_digest()));
+    let v4 = "7eb85dd0529dcab289109e2d37eb816f2f3014e040de55f48991075a31ed0bec";
+    assert_eq!(EntryVersion::V4.schema_digest().to_string(), v4);
+    assert!(EntryVersion::V4.knows_schema(EntryVersion::V4.schema_digest()));
     assert!(!EntryVersion::V4.knows_schema(EntryVersion::V3.schema_digest()));
-    assert!(SCHEMA.contains("version: 4,"));
+    assert!(EntryVersion::V5.knows_schema(EntryVersion::CURRENT.schema_digest()));
+    assert!(!EntryVersion::V5.knows_schema(EntryVersion::V4.schema_digest()));
+    assert!(SCHEMA.contains("version: 5,"));
 }
 
 #[test]
@@ -390,13 +441,13 @@ fn no_other_bytes_are_read() {
 #[test]
 fn unknown_versions_kinds_and_longer_forms_are_refused() {
     let bytes = entries().last().unwrap().encode();
-    assert_eq!((bytes[0], bytes[1], bytes[2]), (0x8a, 4, 11));
+    assert_eq!((bytes[0], bytes[1], bytes[2]), (0x8a, 5, 11));
     let with = |position: usize, value: &[u8]| {
         let mut changed = bytes.clone();
         changed.splice(position..=position, value.iter().copied());
         Entry::decode(&changed).unwrap_err()
     };
-    assert_eq!(with(1, &[5]), DecodeError::Version { version: 5 });
+    assert_eq!(with(1, &[6]), DecodeError::Version { version: 6 });
     assert_eq!(with(1, &[0]), DecodeError::Version { version: 0 });
     assert_eq!(with(2, &[3]), DecodeError::Kind { kind: 3 });
     assert!(matches!(with(2, &[0x18, 11]), DecodeError::NotDeterministic { .. }));

@@ -229,7 +229,7 @@ const BulkheadVerifier = (() => {
     if (bytes.length > ENTRY_BYTES_MAX) items.refuse(`the ${name} entry is too long`);
     const fields = items.array();
     const version = items.uint();
-    if (version < 1n || version > 4n) items.refuse(`the ${name} entry has version ${version}, which is not known`);
+    if (version < 1n || version > 5n) items.refuse(`the ${name} entry has version ${version}, which is not known`);
     const kind = items.uint();
     const uuid = items.fixed(16);
     items.fixed(32);

@@ -184,6 +184,12 @@ pub enum LogRefusal {
         /// Its index.
         index: u64,
     },
+    /// The lag of a cosigner stands in a tenant's chain.
+    #[error("entry {index} says in a tenant's chain that a cosigner has fallen behind")]
+    Lag {
+        /// Its index.
+        index: u64,
+    },
     /// What was held is destroyed, an erased key is used, or what is said of keeping does not follow from what was said before.
     #[error("entry {index}: {source}")]
     Keeping {
@@ -215,7 +221,9 @@ impl LogRefusal {
             Self::Entry { .. } | Self::Genesis { .. } | Self::Version { .. } => "entries",
             Self::TenantNumber { .. } | Self::TenantLink { .. } | Self::NoTenant { .. } => "tenants",
             Self::OpenedTwice { .. } | Self::Pairing { .. } => "pairing",
-            Self::Incident { .. } | Self::IncidentMove { .. } | Self::NoIncident { .. } => "incidents",
+            Self::Incident { .. } | Self::IncidentMove { .. } | Self::NoIncident { .. } | Self::Lag { .. } => {
+                "incidents"
+            }
             Self::Keeping { .. } => "keeping",
             Self::Replay { .. } => "replays",
             Self::Fault { .. } => "faults",
@@ -396,7 +404,7 @@ struct Story {
     leaves: Vec<Digest>,
     kinds: Counts,
     reasons: Counts,
-    incidents: HashMap<[u8; 16], (TenantRef, IncidentLife)>,
+    incidents: HashMap<[u8; 16], (Option<TenantRef>, IncidentLife)>,
     keeping: Keeping,
     report: LogReport,
 }
@@ -533,10 +541,13 @@ impl Story {
                         request.incidents += 1;
                     }
                 }
-                let life = (tenant, IncidentLife::detected(leaf));
-                if self.incidents.insert(incident.incident, life).is_some() {
-                    return Err(LogRefusal::NoIncident { index });
+                self.detected(index, incident.incident, Some(tenant), leaf)?;
+            }
+            Body::Lag(lag) => {
+                if tenant.is_ok() {
+                    return Err(LogRefusal::Lag { index });
                 }
+                self.detected(index, lag.incident, None, leaf)?;
             }
             Body::Fault(fault) => {
                 let opened = (fault.opened_index, fault.opened_leaf);
@@ -575,10 +586,7 @@ impl Story {
             }
             Body::Replay(replay) => self.replay(index, tenant?, replay)?,
             Body::IncidentState(state) => {
-                let known = self
-                    .incidents
-                    .get_mut(&state.incident)
-                    .filter(|(of, _)| tenant.as_ref().is_ok_and(|tenant| tenant == of));
+                let known = self.incidents.get_mut(&state.incident).filter(|(of, _)| *of == tenant.ok());
                 let (_, life) = known.ok_or(LogRefusal::NoIncident { index })?;
                 *life = life.after(state, leaf).map_err(|source| LogRefusal::IncidentMove { index, source })?;
             }
@@ -587,6 +595,19 @@ impl Story {
             Body::Recovered { .. } | Body::Heartbeat => {}
         }
         Ok(())
+    }
+
+    fn detected(
+        &mut self,
+        index: u64,
+        incident: [u8; 16],
+        tenant: Option<TenantRef>,
+        leaf: Digest,
+    ) -> Result<(), LogRefusal> {
+        match self.incidents.insert(incident, (tenant, IncidentLife::detected(leaf))) {
+            Some(_) => Err(LogRefusal::NoIncident { index }),
+            None => Ok(()),
+        }
     }
 
     /// One of each response at most, behind its end; and what came out different has its incident.

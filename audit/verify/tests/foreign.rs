@@ -94,6 +94,7 @@ fn check_before(run: impl Fn(&Path, &Path) -> Output) {
         ("receipt-v1.tlog-proof", "none".to_owned()),
         ("receipt-v2.tlog-proof", "0a".repeat(32)),
         ("receipt-v3.tlog-proof", "0a".repeat(32)),
+        ("receipt-v4.tlog-proof", "0a".repeat(32)),
         ("receipt.tlog-proof", "0a".repeat(32)),
     ] {
         let output = run(&golden.join("log.vkey"), &golden.join(receipt));

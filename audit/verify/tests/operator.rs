@@ -5,9 +5,9 @@
 mod forged;
 
 use audit_provenance::{
-    AuditVerdict, Body, Containment, EngineFault, EngineFaultClass, EntryVersion, Incident, IncidentClass,
-    IncidentStage, IncidentState, IsolationAudit, Opened, PageCounts, Replay, ReplayOutcome, ReplayTime, SealReason,
-    Sealing, TenantLink, Trace,
+    AuditVerdict, Body, Containment, CosignerLag, CosignerRole, EngineFault, EngineFaultClass, EntryVersion, Incident,
+    IncidentClass, IncidentStage, IncidentState, IsolationAudit, Opened, PageCounts, Replay, ReplayOutcome, ReplayTime,
+    SealReason, Sealing, TenantLink, Trace,
 };
 use audit_tlog::TlogProof;
 use audit_verify::{Evidence, LogReport, ReplayAnswer, check_log, check_receipt};
@@ -304,6 +304,49 @@ fn an_incident_moves_as_it_may_and_in_its_own_chain() {
 }
 
 #[test]
+fn the_lag_of_a_cosigner_is_an_incident_of_no_tenant() {
+    let lag = |incident| {
+        Body::Lag(CosignerLag {
+            incident: [incident; 16],
+            role: CosignerRole::Auditor,
+            cosigner: "auditor.example".to_owned(),
+            cosigned: 1,
+            published: 2,
+            behind_us: 61_000_000,
+            limit_us: 60_000_000,
+        })
+    };
+    let moved = |previous| {
+        Body::IncidentState(IncidentState {
+            incident: [1; 16],
+            sequence: 1,
+            previous,
+            state: IncidentStage::Contained,
+            actor: None,
+            second: None,
+            evidence: None,
+            action: Containment::None,
+            notice: None,
+        })
+    };
+    let mut forge = Forge::new();
+    let (_, leaf) = forge.add(None, lag(1));
+    forge.add(None, lag(2));
+    forge.add(None, moved(leaf));
+    let report = check(&forge).unwrap();
+    assert_eq!(report.incidents.into_iter().collect::<Vec<_>>(), [("contained", 1), ("detected", 1)]);
+    let mut elsewhere = forge.prefix(2);
+    elsewhere.add(Some(ACME), moved(leaf));
+    refused(&elsewhere, "incidents", "entry 2 belongs to no incident");
+    let mut twice = forge.prefix(2);
+    twice.add(None, lag(1));
+    refused(&twice, "incidents", "entry 2 belongs to no incident");
+    let mut of_a_tenant = forge.prefix(1);
+    of_a_tenant.add(Some(ACME), lag(1));
+    refused(&of_a_tenant, "incidents", "entry 1 says in a tenant's chain");
+}
+
+#[test]
 fn a_request_that_the_engine_failed_does_not_end_well() {
     for (reason, is_sound) in [
         (SealReason::Error, true),
@@ -347,6 +390,8 @@ fn a_log_goes_on_in_a_newer_format_and_never_in_an_older_one() {
         forge.version = EntryVersion::V3;
         forge.answer(ACME, 5);
         forge.version = EntryVersion::V4;
+        forge.answer(ACME, 7);
+        forge.version = EntryVersion::V5;
         forge
     };
     let mut forge = begun();
@@ -355,9 +400,9 @@ fn a_log_goes_on_in_a_newer_format_and_never_in_an_older_one() {
     forge.receipt(1, 2, &trace());
     let mut back = begun();
     back.answer(ACME, 4);
-    back.version = EntryVersion::V3;
+    back.version = EntryVersion::V4;
     back.add(None, Body::Heartbeat);
-    refused(&back, "entries", "entry 9 has an older format than the entries before it");
+    refused(&back, "entries", "entry 11 has an older format than the entries before it");
     // A genesis names the format that it is written in.
     let mut other = Forge::new();
     other.entries.clear();
@@ -491,8 +536,10 @@ fn a_checkpoint_and_a_receipt_have_the_bytes_that_they_always_had() {
         assert_eq!(report.replayed(&Digest([26; 32])), ReplayAnswer::NotSealed);
         assert!(before.ends_with(&held(&format!("checkpoint-{version}"))));
     }
-    let before = held("receipt-v3.tlog-proof");
-    let report = check_receipt(before.as_bytes(), &signer().verifier_key(), Evidence::default()).unwrap();
-    assert_eq!(report.replayed(&Digest([26; 32])), ReplayAnswer::Same);
-    assert!(before.ends_with(&held("checkpoint-v3")));
+    for version in ["v3", "v4"] {
+        let before = held(&format!("receipt-{version}.tlog-proof"));
+        let report = check_receipt(before.as_bytes(), &signer().verifier_key(), Evidence::default()).unwrap();
+        assert_eq!(report.replayed(&Digest([26; 32])), ReplayAnswer::Same);
+        assert!(before.ends_with(&held(&format!("checkpoint-{version}"))));
+    }
 }

@@ -187,10 +187,10 @@ fn of_receipts_from_before_both_say_the_same() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/audit");
     let key = VerifierKey::parse(std::fs::read_to_string(golden.join("log.vkey")).unwrap().trim()).unwrap();
     let mut cases = Cases::of(&key);
-    for name in ["receipt-v1.tlog-proof", "receipt-v2.tlog-proof", "receipt.tlog-proof"] {
+    for name in ["receipt-v1.tlog-proof", "receipt-v2.tlog-proof", "receipt-v4.tlog-proof", "receipt.tlog-proof"] {
         cases.add(name, std::fs::read(golden.join(name)).unwrap());
     }
-    assert_eq!(compare(&cases.all).0, 3);
+    assert_eq!(compare(&cases.all).0, 4);
 }
 
 /// A forged log's receipt, with a lie in the sealed entry and any trace.

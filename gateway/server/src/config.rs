@@ -5,7 +5,7 @@ mod public_prefix;
 mod webhooks;
 mod witnesses;
 
-pub use agreement::{Agreement, ReplayTerms, StreamShape};
+pub use agreement::{Agreement, ReplayTerms, SecondOpinion, StreamShape};
 pub use webhooks::WebhookPlace;
 pub use witnesses::{WitnessPlace, WitnessSettings};
 
@@ -385,6 +385,14 @@ impl Config {
         settings.inside("scheduler", |scheduler| {
             config.agreements = agreement::read_all(scheduler, &config.tenants, config.engine.queue_max);
         });
+        // What nobody says cannot be waited for.
+        let wants = |agreement: &Agreement| agreement.second_opinion != SecondOpinion::Observe;
+        if !config.witnesses.has_second_opinion()
+            && let Some((name, _)) = config.agreements.iter().find(|(_, agreement)| wants(agreement))
+        {
+            let problem = "takes `[audit] cosigner_lag_seconds` and, of the `witnesses`, one with `auditor = true`";
+            settings.mistake(&format!("scheduler.tenants.{name}.second_opinion"), problem.to_owned());
+        }
         if let Err(error) = config.tenancy() {
             settings.mistake("scheduler.tenants", format!("cannot be kept: {error}"));
         }

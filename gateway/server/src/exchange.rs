@@ -122,6 +122,8 @@ pub(crate) struct Exchange {
     parcels: Option<Verifier>,
     /// What has passed and not left.
     loaded: Option<Bytes>,
+    /// See [`Exchange::second_opinion_is`].
+    second_opinion_outstanding: bool,
     /// When each piece of the body was written, and its length.
     #[cfg(test)]
     pub(crate) writes: Vec<(tokio::time::Instant, usize)>,
@@ -231,6 +233,16 @@ impl Exchange {
         self.parcels = Some(parcels);
     }
 
+    /// Whether an auditor's opinion of the log is outstanding where the tenant is to be told so.
+    pub(crate) fn second_opinion_is(&mut self, outstanding: bool) {
+        self.second_opinion_outstanding = outstanding;
+    }
+
+    /// See [`Exchange::second_opinion_is`].
+    pub(crate) fn second_opinion_outstanding(&self) -> bool {
+        self.second_opinion_outstanding
+    }
+
     /// The request's name in the audit log, once it has an entry.
     pub(crate) fn record(&self) -> Option<RequestId> {
         self.record
@@ -310,7 +322,9 @@ impl Exchange {
     async fn write_head(&mut self, status: u16, mut headers: Vec<Header>) -> Result<(), Gone> {
         if let Some(request) = self.record {
             headers.push(("x-isolation-id", request.to_string()));
-            headers.push(("x-isolation-mode", "enforce".to_owned()));
+            // Enforced is the gate, always; the parameter speaks of who reads the log behind it.
+            let mode = if self.second_opinion_outstanding { "enforce; auditor=outstanding" } else { "enforce" };
+            headers.push(("x-isolation-mode", mode.to_owned()));
             headers.push(("link", format!("</v1/isolation/receipts/{request}>; rel=\"isolation-receipt\"")));
         }
         let head = response_head(status, headers).ok_or(Gone)?;
@@ -481,6 +495,7 @@ impl<S: Site> HttpServerApp for App<S> {
             record: None,
             parcels: None,
             loaded: None,
+            second_opinion_outstanding: false,
             #[cfg(test)]
             writes: Vec::new(),
         };
@@ -584,6 +599,7 @@ impl Exchange {
             record: None,
             parcels: None,
             loaded: None,
+            second_opinion_outstanding: false,
             #[cfg(test)]
             writes: Vec::new(),
         };

@@ -11,6 +11,7 @@ use crate::operators::Operators;
 use crate::own_entries::OwnEntriesTurns;
 use crate::replays::{ReplaySettings, Replays};
 use crate::respond::RequestError;
+use crate::second_opinion::SecondOpinions;
 use crate::tls::{self, LoadTlsError};
 use crate::turns::{Turns, WAITING_MAX};
 use crate::webhooks::{StartWebhookError, Webhooks};
@@ -46,6 +47,7 @@ pub(crate) struct Services {
     /// Whether connections are encrypted.
     pub(crate) tls: bool,
     pub(crate) replays: Replays,
+    pub(crate) second_opinions: SecondOpinions,
     pub(crate) webhooks: Webhooks,
     pub(crate) metrics: Metrics,
     pub(crate) metrics_readers: MetricsReaders,
@@ -299,6 +301,7 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
     let audit =
         AuditLog::open(AuditConfig { handover, group_may_read, signer, witnesses, index, retention_days, ..audit })?;
     let metrics = Metrics::start(&engine, &audit, &keys.principals())?;
+    let second_opinions = SecondOpinions::of(&keys.principals(), |name| config.agreements.get(name));
     let replays = start_replays(&config, &keys, &engine, &audit, &metrics)?;
     let webhooks = Webhooks::start(&config.webhooks, &config.data_dir, &config.origin, &audit, metrics.webhooks())?;
     if config.metrics == MetricsReaders::Everyone {
@@ -336,6 +339,7 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         own_entries: OwnEntriesTurns::default(),
         tls: config.tls.is_some(),
         replays,
+        second_opinions,
         webhooks,
         metrics,
         metrics_readers: config.metrics,

@@ -25,6 +25,7 @@ mod reply;
 mod respond;
 mod routes;
 mod seats;
+mod second_opinion;
 mod serve;
 mod shape;
 mod tls;
@@ -35,7 +36,7 @@ mod witnesses;
 pub use chat_renderer::{RenderProcesses, render_chat};
 pub use config::{
     Agreement, Config, ConfigError, IndexKind, Limits, MetricsReaders, Mistake, ParseConfigError, ReplayTerms,
-    StreamShape, WebhookPlace, WeightsCache, WitnessPlace, WitnessSettings, WorkerPlace,
+    SecondOpinion, StreamShape, WebhookPlace, WeightsCache, WitnessPlace, WitnessSettings, WorkerPlace,
 };
 pub use exchange::ConnectionLimits;
 pub use gateway::{Gateway, StartError};

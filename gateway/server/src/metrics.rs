@@ -265,7 +265,31 @@ fn observe_audit(meter: &Meter, audit: &AuditLog) {
         health.witnesses.iter().filter(|witness| witness.alarm.is_some()).count() as u64
     });
     gauge("audit_entries_indexed", |health| health.index.indexed);
+    gauge("audit_auditor_lags", |health| u64::from(health.auditor_lags));
+    observe_lags(meter, audit);
     gauge("audit_index_rebuilds", |health| health.index.rebuilds.into());
+}
+
+/// By the cosigner's name, which the configuration has.
+fn observe_lags(meter: &Meter, audit: &AuditLog) {
+    let labels = |witness: &audit_log::WitnessHealth| [KeyValue::new("cosigner", witness.name.to_string())];
+    let log = audit.clone();
+    meter
+        .u64_observable_gauge("audit_cosigner_lag_entries")
+        .with_description("Published entries that a cosigner has not cosigned in this run")
+        .with_callback(move |observer| {
+            log.health().witnesses.iter().for_each(|witness| observer.observe(witness.lag.entries, &labels(witness)));
+        })
+        .build();
+    let log = audit.clone();
+    meter
+        .f64_observable_gauge("audit_cosigner_lag_seconds")
+        .with_description("Time since the first publication that a cosigner has not cosigned")
+        .with_callback(move |observer| {
+            let seconds = |witness: &audit_log::WitnessHealth| witness.lag.behind_us as f64 / 1e6;
+            log.health().witnesses.iter().for_each(|witness| observer.observe(seconds(witness), &labels(witness)));
+        })
+        .build();
 }
 
 /// Times one generating request. What it did not finish is counted when it is dropped, so that aborted work is billed.

@@ -4,7 +4,8 @@
 use crate::json::{ParseRequestError, read_object};
 use crate::respond::RequestError;
 use audit_log::{
-    ActorRef, AuditLog, Containment, IncidentId, IncidentMove, IncidentReport, IncidentSide, IncidentStage, MovedAt,
+    ActorRef, AuditLog, Containment, Detected, IncidentId, IncidentMove, IncidentReport, IncidentSide, IncidentStage,
+    MovedAt,
 };
 use gateway_auth::{AuthError, KeyRing};
 use policies_domain::{Credential, Digest, TenantName};
@@ -158,16 +159,33 @@ pub(crate) fn describe(report: &IncidentReport, person: impl Fn(&ActorRef) -> St
             "notice": state.notice.map(|digest| digest.to_string()),
         })
     };
-    let incident = &report.incident;
-    json!({
-        "id": report.id.to_string(), "state": report.stage().as_str(), "class": incident.class.as_str(),
-        "severity": incident.severity_name(), "detected_us": report.detected_us, "entry": report.index,
-        "leaf": report.leaf.to_string(), "request": incident.request.to_string(),
-        "opened_entry": incident.opened_index, "recipient": hex::encode(report.tenant),
-        "victim": incident.victim.map(hex::encode), "bytes_released": incident.bytes_released,
-        "step": incident.step, "page": incident.page, "generation": incident.generation,
+    let detected = match &report.detected {
+        Detected::Fault { tenant, incident } => json!({
+            "class": incident.class.as_str(), "severity": incident.severity_name(),
+            "request": incident.request.to_string(), "opened_entry": incident.opened_index,
+            "recipient": hex::encode(tenant), "victim": incident.victim.map(hex::encode),
+            "bytes_released": incident.bytes_released, "step": incident.step, "page": incident.page,
+            "generation": incident.generation,
+        }),
+        Detected::Lag(lag) => json!({
+            "class": lag.class_name(), "severity": lag.severity_name(), "cosigner": lag.cosigner,
+            "entries_cosigned": lag.cosigned, "entries_published": lag.published, "behind_us": lag.behind_us,
+            "limit_us": lag.limit_us, "bytes_released": 0,
+        }),
+    };
+    let of_all = json!({
+        "id": report.id.to_string(), "state": report.stage().as_str(), "detected_us": report.detected_us,
+        "entry": report.index, "leaf": report.leaf.to_string(),
         "moves": report.moves.iter().map(moved).collect::<Vec<_>>(),
-    })
+    });
+    joined(of_all, detected)
+}
+
+fn joined(mut fields: Value, more: Value) -> Value {
+    if let (Value::Object(fields), Value::Object(more)) = (&mut fields, more) {
+        fields.extend(more);
+    }
+    fields
 }
 
 impl Wanted {
@@ -209,11 +227,11 @@ impl Wanted {
 }
 
 /// What a tenant may know of an incident: the recipient what of its own was concerned, the victim what of its own leaked, and
-/// neither of them anything of the other.
-pub(crate) fn tenant_view(side: IncidentSide, report: &IncidentReport) -> Value {
-    let incident = &report.incident;
+/// neither of them anything of the other. `None` for an incident that is no tenant's.
+pub(crate) fn tenant_view(side: IncidentSide, report: &IncidentReport) -> Option<Value> {
+    let Detected::Fault { incident, .. } = &report.detected else { return None };
     let updated_us = report.moves.last().map_or(report.detected_us, |moved| moved.wall_us);
-    let mut view = json!({
+    let view = json!({
         "id": report.id.to_string(), "state": report.stage().as_str(), "class": incident.class.as_str(),
         "severity": incident.severity_name(), "detected_us": report.detected_us, "updated_us": updated_us,
         "bytes_released": incident.bytes_released,
@@ -227,10 +245,7 @@ pub(crate) fn tenant_view(side: IncidentSide, report: &IncidentReport) -> Value 
             json!({"side": "victim", "page": incident.page, "generation": incident.generation})
         }
     };
-    if let (Value::Object(view), Value::Object(own)) = (&mut view, own) {
-        view.extend(own);
-    }
-    view
+    Some(joined(view, own))
 }
 
 /// An incident's id as it is written: 32 hexadecimal digits.
@@ -352,15 +367,16 @@ mod tests {
         };
         let moves = vec![MovedAt { index: 464_646, leaf: Digest([0x4b; 32]), wall_us: 2, state }];
         let (id, leaf) = (INCIDENT, Digest([0x4c; 32]));
-        let report = IncidentReport { id, index: 474_747, leaf, detected_us: 1, tenant: [0x4d; 16], incident, moves };
-        let (request, recipient, victim) = (report.incident.request.to_string(), "4d".repeat(16), "47".repeat(16));
+        let (request, recipient, victim) = (incident.request.to_string(), "4d".repeat(16), "47".repeat(16));
+        let detected = Detected::Fault { tenant: [0x4d; 16], incident };
+        let report = IncidentReport { id, index: 474_747, leaf, detected_us: 1, detected, moves };
         let persons = ["49".repeat(16), "4a".repeat(32), "48".repeat(32)];
-        let seen = tenant_view(IncidentSide::Victim, &report).to_string();
+        let seen = tenant_view(IncidentSide::Victim, &report).unwrap().to_string();
         for hidden in [&request, &recipient, "454545", "474747", &"4c".repeat(32), "464646", "\"step\""] {
             assert!(!seen.contains(hidden), "{hidden}: {seen}");
         }
         assert!(seen.contains("42424") && seen.contains("\"triaged\""), "{seen}");
-        let seen_by_recipient = tenant_view(IncidentSide::Recipient, &report).to_string();
+        let seen_by_recipient = tenant_view(IncidentSide::Recipient, &report).unwrap().to_string();
         for hidden in [&victim, "42424", "43434"] {
             assert!(!seen_by_recipient.contains(hidden), "{hidden}: {seen_by_recipient}");
         }

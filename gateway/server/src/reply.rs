@@ -348,6 +348,7 @@ impl<'a> Reply<'a> {
             chain_head: sealed.chain_head.to_string(),
             entry_index: sealed.index,
             leaf_hash: sealed.leaf_hash.to_string(),
+            auditor: self.http.second_opinion_outstanding().then_some("outstanding"),
         };
         // A comment: clients of this API take the data of any event, whatever its name, for a chunk.
         let mut end = b": isolation ".to_vec();
@@ -456,6 +457,8 @@ struct Place {
     chain_head: String,
     entry_index: u64,
     leaf_hash: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    auditor: Option<&'static str>,
 }
 
 #[derive(Serialize)]

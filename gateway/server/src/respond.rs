@@ -56,6 +56,9 @@ pub(crate) enum RequestError {
     /// An answer that leaves when it was computed again, and was not.
     #[error("the answer could not be computed again in time, and leaves only then")]
     NotReplayed,
+    /// Nobody reads along, and this tenant is answered only while somebody does.
+    #[error("the auditor of this log has fallen behind, and this tenant is answered only while it has not")]
+    AuditorLags { retry_after_ms: u64 },
     /// No entry, no answer.
     #[error(transparent)]
     Append(#[from] AppendError),
@@ -216,6 +219,9 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         }
         RequestError::Submit(SubmitError::TenantFull { retry_after_ms }) => {
             Refusal::overload(429, "rate_limit_exceeded", message, *retry_after_ms)
+        }
+        RequestError::AuditorLags { retry_after_ms } => {
+            Refusal::overload(503, "auditor_lags", message, *retry_after_ms)
         }
         RequestError::NotReplayed => Refusal::overload(503, "replay_overloaded", message, RETRY_AFTER_MS),
         RequestError::Step(StepError::Expired { retry_after_ms }) => {

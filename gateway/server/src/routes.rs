@@ -358,7 +358,7 @@ async fn incidents_of(principal: Principal, on: &Arc<Services>) -> Result<Answer
     let audit = on.audit.clone();
     let read = tokio::task::spawn_blocking(move || audit.incidents_of(&principal));
     let incidents = read.await.map_err(|_| RequestError::Internal)??;
-    let data: Vec<_> = incidents.iter().map(|(side, report)| tenant_view(*side, report)).collect();
+    let data: Vec<_> = incidents.iter().filter_map(|(side, report)| tenant_view(*side, report)).collect();
     Ok(Answer::new(200, JSON, json!({"object": "list", "data": data}).to_string()))
 }
 

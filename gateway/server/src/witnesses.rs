@@ -29,11 +29,13 @@ pub(crate) fn policy(settings: &WitnessSettings) -> WitnessPolicy {
     let witness = |place: &crate::config::WitnessPlace| Witness {
         key: place.key.clone(),
         transport: Arc::new(Http { agent: agent.clone(), url: place.url.clone() }),
+        role: place.role,
     };
     WitnessPolicy {
         witnesses: settings.places.iter().map(witness).collect(),
         quorum: settings.quorum,
         quorum_at_start: settings.quorum_at_start,
+        lag_max: settings.lag_max,
     }
 }
 

@@ -17,6 +17,34 @@ pub struct Agreement {
     pub stream: StreamShape,
     /// Which of its answers are computed again.
     pub replay: ReplayTerms,
+    /// What the auditor's opinion is to it.
+    pub second_opinion: SecondOpinion,
+}
+
+/// What becomes of a tenant's answers while an auditor of the log has fallen behind. The gate decides before the release in any
+/// case: this is about who reads the log behind it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SecondOpinion {
+    /// They leave; the log has the incident.
+    #[default]
+    Observe,
+    /// They leave and say that it is outstanding.
+    Fence,
+    /// There are none.
+    Enforce,
+}
+
+impl SecondOpinion {
+    /// As the configuration writes it.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "observe" => Some(Self::Observe),
+            "fence" => Some(Self::Fence),
+            "enforce" => Some(Self::Enforce),
+            _ => None,
+        }
+    }
 }
 
 /// Which answers of a tenant are computed again, alone, and compared bit for bit.
@@ -96,7 +124,7 @@ pub(super) fn read_all(
 }
 
 fn read(settings: &mut Settings<'_>, places: usize) -> Agreement {
-    let Agreement { mut terms, mut stream, replay } = Agreement::default();
+    let Agreement { mut terms, mut stream, replay, mut second_opinion } = Agreement::default();
     let replay = read_replay(settings, replay);
     settings.set("class", "\"interactive\", \"standard\" or \"batch\"", &mut terms.class, |value| {
         Class::parse(value.as_str()?)
@@ -120,6 +148,8 @@ fn read(settings: &mut Settings<'_>, places: usize) -> Agreement {
     settings.set("stream", "\"as-it-comes\" or \"constant-shape\"", &mut stream, |value| {
         StreamShape::parse(value.as_str()?)
     });
+    let wanted = "\"observe\", \"fence\" or \"enforce\"";
+    settings.set("second_opinion", wanted, &mut second_opinion, |value| SecondOpinion::parse(value.as_str()?));
     let mut speculation = None;
     settings.set("speculation", "true or false", &mut speculation, |value| value.as_bool().map(Some));
     if stream == StreamShape::ConstantShape && speculation == Some(true) {
@@ -128,7 +158,7 @@ fn read(settings: &mut Settings<'_>, places: usize) -> Agreement {
         settings.mistake("speculation", problem.to_owned());
     }
     terms.speculates = stream == StreamShape::AsItComes && speculation.unwrap_or(terms.speculates);
-    Agreement { terms, stream, replay }
+    Agreement { terms, stream, replay, second_opinion }
 }
 
 fn read_replay(settings: &mut Settings<'_>, default: ReplayTerms) -> ReplayTerms {

@@ -1,6 +1,7 @@
 //! Configurations that are read, and mistakes that are named.
 
 use super::*;
+use audit_log::CosignerRole;
 use engine_runtime::{Class, TenantTerms};
 use policies_domain::TenantId;
 
@@ -57,6 +58,13 @@ fn witnesses_have_an_address_and_a_key() {
         let wanted = "`audit.witnesses[0].url` must be an address such as \"https://witness.example.com/w1\"";
         assert_eq!(mistakes(&config(&format!("witnesses = [{}]", one(url)))), [wanted], "{url}");
     }
+    assert_eq!((witnesses.lag_max, witnesses.places[0].role), (None, CosignerRole::Witness));
+    assert_eq!(mistakes(&config("cosigner_lag_seconds = 60")), ["`audit.cosigner_lag_seconds` takes `witnesses`"]);
+    for seconds in ["0", "86401", "1.5", "\"60\""] {
+        let audit = format!("witnesses = [{}]\ncosigner_lag_seconds = {seconds}", one("http://a.example"));
+        let wanted = "`audit.cosigner_lag_seconds` must be a whole number of seconds from 1 to 86400";
+        assert_eq!(mistakes(&config(&audit)), [wanted], "{seconds}");
+    }
     let twice = format!("witnesses = [{}, {}]", one("http://a.example"), one("http://b.example"));
     assert_eq!(mistakes(&config(&twice)), ["`audit.witnesses` has the key of `witness.example/w1` twice"]);
     let log_key = "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW";
@@ -79,6 +87,41 @@ fn traces_are_kept_for_ever_unless_it_is_said_for_how_long() {
     for days in ["0", "-1", "365001", "1.5", "\"30\"", "false"] {
         let wanted = "`audit.retention_days` must be a whole number of days from 1 to 365000";
         assert_eq!(mistakes(&config(&format!("retention_days = {days}"))), [wanted], "{days}");
+    }
+}
+
+#[test]
+fn a_second_opinion_takes_an_auditor_and_the_time_that_it_has() {
+    const KEY: &str = "witness.example/w1+6de5ed03+BPj5qgqKFYtEA2QIzqtoV45zObJfZC0pYYbK1r8Kp+aL";
+    let config = |audit: &str, opinion: &str| {
+        format!(
+            "data_dir = \"d\"\nmodel = \"m\"\n[[tenants]]\nname = \"acme\"\nkey_hash = \"{HASH}\"\n[audit]\n{audit}\n\
+             [scheduler.tenants.acme]\nsecond_opinion = {opinion}\n"
+        )
+    };
+    let place = |more: &str| format!("witnesses = [{{ url = \"http://a.example\", verifier_key = \"{KEY}\"{more} }}]");
+    let (auditor, witness) = (place(", auditor = true"), place(", auditor = false"));
+    let whole = format!("{auditor}\ncosigner_lag_seconds = 60");
+    for (word, wanted) in
+        [("observe", SecondOpinion::Observe), ("fence", SecondOpinion::Fence), ("enforce", SecondOpinion::Enforce)]
+    {
+        let read = Config::parse(&config(&whole, &format!("\"{word}\""))).unwrap();
+        assert_eq!(read.agreement(&TenantName::parse("acme").unwrap()).second_opinion, wanted);
+        assert_eq!(read.witnesses.lag_max, Some(Duration::from_secs(60)));
+        assert_eq!(read.witnesses.places[0].role, CosignerRole::Auditor);
+    }
+    let without = [auditor, format!("{witness}\ncosigner_lag_seconds = 60"), String::new()];
+    for audit in &without {
+        assert!(Config::parse(&config(audit, "\"observe\"")).is_ok(), "it waits for nobody");
+        for word in ["\"fence\"", "\"enforce\""] {
+            let wanted = "`scheduler.tenants.acme.second_opinion` takes `[audit] cosigner_lag_seconds` and, of the \
+                          `witnesses`, one with `auditor = true`";
+            assert_eq!(mistakes(&config(audit, word)), [wanted], "{audit}");
+        }
+    }
+    for word in ["\"strict\"", "true", "\"\""] {
+        let wanted = "`scheduler.tenants.acme.second_opinion` must be \"observe\", \"fence\" or \"enforce\"";
+        assert_eq!(mistakes(&config(&whole, word)), [wanted], "{word}");
     }
 }
 

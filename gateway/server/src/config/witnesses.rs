@@ -1,10 +1,14 @@
 //! Who cosigns the log's checkpoints: `witnesses` and what belongs to it in `[audit]`. Without it, nobody.
 
 use super::{Mistake, Settings, non_empty};
-use audit_log::{CosignerKey, WITNESSES_MAX};
+use audit_log::{CosignerKey, CosignerRole, WITNESSES_MAX};
 use std::collections::BTreeSet;
+use std::time::Duration;
 use toml::Value;
 use url::Url;
+
+/// A day: whoever waits for longer does not want to know.
+const LAG_SECONDS_MAX: u64 = 86_400;
 
 /// The log's witnesses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,6 +19,16 @@ pub struct WitnessSettings {
     pub quorum: usize,
     /// Whether the start fails unless as many witnesses say that the log is the newest that they have seen.
     pub quorum_at_start: bool,
+    /// Whoever has not cosigned what was published so long ago has fallen behind; nobody has when it is `None`.
+    pub lag_max: Option<Duration>,
+}
+
+impl WitnessSettings {
+    /// Whether there is an auditor who may fall behind.
+    #[must_use]
+    pub fn has_second_opinion(&self) -> bool {
+        self.lag_max.is_some() && self.places.iter().any(|place| place.role == CosignerRole::Auditor)
+    }
 }
 
 /// One witness.
@@ -24,6 +38,8 @@ pub struct WitnessPlace {
     pub url: Url,
     /// The key that its cosignatures are checked with.
     pub key: CosignerKey,
+    /// Whether it reads what it cosigns.
+    pub role: CosignerRole,
 }
 
 pub(super) fn read(settings: &mut Settings<'_>) -> WitnessSettings {
@@ -50,13 +66,24 @@ pub(super) fn read(settings: &mut Settings<'_>) -> WitnessSettings {
     }
     let mut quorum = places.len() / 2 + 1;
     settings.count("witness_quorum", 1..=places.len().max(1), &mut quorum);
+    let wanted = format!("a whole number of seconds from 1 to {LAG_SECONDS_MAX}");
+    let mut lag_max = None;
+    settings.set("cosigner_lag_seconds", &wanted, &mut lag_max, |value| {
+        let seconds = u64::try_from(value.as_integer()?).ok()?;
+        (1..=LAG_SECONDS_MAX).contains(&seconds).then(|| Some(Duration::from_secs(seconds)))
+    });
     let mut quorum_at_start = false;
     settings.switch("witness_quorum_at_start", &mut quorum_at_start);
-    if places.is_empty() && quorum_at_start {
-        let setting = settings.path_of("witness_quorum_at_start");
-        settings.mistakes.push(Mistake { setting, problem: "takes `witnesses`".to_owned() });
+    for (name, is_set) in [("witness_quorum_at_start", quorum_at_start), ("cosigner_lag_seconds", lag_max.is_some())] {
+        if places.is_empty() && is_set {
+            let setting = settings.path_of(name);
+            settings.mistakes.push(Mistake { setting, problem: "takes `witnesses`".to_owned() });
+        }
     }
-    if places.is_empty() { WitnessSettings::default() } else { WitnessSettings { places, quorum, quorum_at_start } }
+    match places.is_empty() {
+        true => WitnessSettings::default(),
+        false => WitnessSettings { places, quorum, quorum_at_start, lag_max },
+    }
 }
 
 fn read_one(witness: &mut Settings<'_>) -> Option<WitnessPlace> {
@@ -64,7 +91,10 @@ fn read_one(witness: &mut Settings<'_>) -> Option<WitnessPlace> {
     let url = witness.required("url", wanted, |value| address(non_empty(value)?));
     let wanted = "must be the line that `bulkhead-witness key` prints";
     let key = witness.required("verifier_key", wanted, |value| CosignerKey::parse(value.as_str()?).ok());
-    url.zip(key).map(|(url, key)| WitnessPlace { url, key })
+    let mut auditor = false;
+    witness.switch("auditor", &mut auditor);
+    let role = if auditor { CosignerRole::Auditor } else { CosignerRole::Witness };
+    url.zip(key).map(|(url, key)| WitnessPlace { url, key, role })
 }
 
 fn address(prefix: &str) -> Option<Url> {

@@ -34,7 +34,9 @@ pub(super) fn encode(origin: &str, report: &IncidentReport, entry: IncidentEntry
 #[cfg(test)]
 mod tests {
     use super::*;
-    use audit_log::{Containment, Incident, IncidentClass, IncidentId, IncidentStage, IncidentState, MovedAt};
+    use audit_log::{
+        Containment, Detected, Incident, IncidentClass, IncidentId, IncidentStage, IncidentState, MovedAt,
+    };
     use policies_domain::{Digest, RequestId};
     use serde_json::Value;
 
@@ -69,15 +71,8 @@ mod tests {
         };
         let moves = vec![moved(11, IncidentStage::Contained), moved(13, IncidentStage::Triaged)];
         let leaf = Digest([10; 32]);
-        IncidentReport {
-            id: IncidentId([7; 16]),
-            index: 10,
-            leaf,
-            detected_us: 10_000_000,
-            tenant: [8; 16],
-            incident,
-            moves,
-        }
+        let detected = Detected::Fault { tenant: [8; 16], incident };
+        IncidentReport { id: IncidentId([7; 16]), index: 10, leaf, detected_us: 10_000_000, detected, moves }
     }
 
     #[test]

@@ -22,17 +22,35 @@ pub(crate) fn findings(incident: &Value) -> [Value; 2] {
     let number = |name: &str| incident.get(name).and_then(Value::as_u64).unwrap_or_default();
     let state = text("state");
     let (detected, last) = (number("detected_us") / 1_000, last_us(incident) / 1_000);
-    let severity = if text("severity") == "critical" { 5 } else { 4 };
+    let severity = match text("severity") {
+        "critical" => 5,
+        "medium" => 3,
+        _ => 4,
+    };
     let closed = matches!(state, "resolved" | "false_positive");
-    let title = format!("Isolation fault: {}", text("class").replace('_', " "));
+    // Somebody who cosigns the log has fallen behind: nothing is said of isolation then.
+    let is_lag = incident.get("cosigner").is_some();
+    let kind = if is_lag { "Audit of the log" } else { "Isolation fault" };
+    let title = format!("{kind}: {}", text("class").replace('_', " "));
     let info = json!({
         "uid": text("id"), "title": title, "types": [text("class")], "created_time": detected, "modified_time": last,
     });
-    let evidence = json!({"data": {
-        "entry": number("entry"), "leaf": text("leaf"), "request": text("request"), "recipient": text("recipient"),
-        "victim": incident.get("victim"), "bytes_released": number("bytes_released"), "page": incident.get("page"),
-        "generation": incident.get("generation"), "step": incident.get("step"),
-    }});
+    let of_lag = |name: &str| incident.get(name).cloned().unwrap_or_default();
+    let lag = || {
+        json!({"data": {
+            "entry": number("entry"), "leaf": text("leaf"), "cosigner": text("cosigner"),
+            "entries_cosigned": of_lag("entries_cosigned"), "entries_published": of_lag("entries_published"),
+            "behind_us": of_lag("behind_us"), "limit_us": of_lag("limit_us"),
+        }})
+    };
+    let fault = || {
+        json!({"data": {
+            "entry": number("entry"), "leaf": text("leaf"), "request": text("request"), "recipient": text("recipient"),
+            "victim": incident.get("victim"), "bytes_released": number("bytes_released"), "page": incident.get("page"),
+            "generation": incident.get("generation"), "step": incident.get("step"),
+        }})
+    };
+    let evidence = if is_lag { lag() } else { fault() };
     let event = |class: u64, activity: u64, time: u64, status: u64| {
         json!({
             "class_uid": class, "category_uid": FINDINGS, "activity_id": activity, "type_uid": class * 100 + activity,
@@ -102,6 +120,17 @@ mod tests {
         assert_eq!((&detection["time"], &standing["time"]), (&json!(1_000), &json!(2_000)));
         assert_eq!((&detection["severity_id"], &standing["is_suspected_breach"]), (&json!(5), &json!(true)));
         assert_eq!(detection["evidences"][0]["data"]["leaf"], "ab");
+        let lag = json!({
+            "id": "08", "state": "detected", "class": "witness_lag", "severity": "medium", "detected_us": 1_000_000,
+            "entry": 9, "leaf": "ab", "cosigner": "w", "behind_us": 77, "bytes_released": 0, "moves": [],
+        });
+        let [detection, standing] = findings(&lag);
+        assert_eq!(detection["finding_info"]["title"], "Audit of the log: witness lag");
+        assert_eq!((&detection["severity_id"], &standing["is_suspected_breach"]), (&json!(3), &json!(false)));
+        assert_eq!(
+            (&detection["evidences"][0]["data"]["behind_us"], &standing["type_uid"]),
+            (&json!(77), &json!(200_501))
+        );
         let [detection, standing] = findings(&incident("false_positive", 7));
         assert_eq!((&detection["status_id"], &standing["type_uid"]), (&json!(3), &json!(200_503)));
         assert_eq!((&standing["verdict_id"], &standing["is_suspected_breach"]), (&json!(1), &json!(false)));
