@@ -69,6 +69,15 @@ impl Program {
         }
     }
 
+    /// Sends it a signal by name, as in `STOP`.
+    ///
+    /// # Errors
+    /// When the system does not know it.
+    pub fn signal(&self, name: &str) -> Result<()> {
+        let id = self.child.id().to_string();
+        crate::run(Command::new("kill").args([&format!("-{name}"), &id])).map(drop)
+    }
+
     /// Ends it at once.
     ///
     /// # Errors
@@ -84,7 +93,7 @@ impl Program {
     /// # Errors
     /// When it ends in any other way than success.
     pub fn stop(mut self) -> Result<String> {
-        crate::run(Command::new("kill").args(["-TERM", &self.child.id().to_string()]))?;
+        self.signal("TERM")?;
         let status = self.child.wait()?;
         let mut said = std::mem::take(&mut self.said);
         while let Ok(line) = self.lines.recv_timeout(LINE_LIMIT) {

@@ -33,6 +33,31 @@ impl Site {
         Ok(Self { folder, key, tenants: String::from_utf8(made.stdout)?, witness_key })
     }
 
+    /// Another key: of a tenant, or of an operator with `--operator`.
+    fn key_of(&mut self, arguments: &[&str]) -> Result<String> {
+        let data = self.path("data").display().to_string();
+        let mut command = Command::new(binary("bulkhead")?);
+        let made = run(command.args(["key", "new"]).args(arguments).args(["--data-dir", &data]))?;
+        let said = String::from_utf8(made.stderr)?;
+        self.tenants += &String::from_utf8(made.stdout)?;
+        Ok(said.lines().find(|line| !line.starts_with('#')).context("no key")?.trim().to_owned())
+    }
+
+    /// Makes an auditor of the site's log, which begins with that, and starts it.
+    fn auditor(&mut self) -> Result<(Program, String)> {
+        let (gateway, _) = self.serve("")?;
+        gateway.stop()?;
+        let (log, data) = (self.path("data/log").display().to_string(), self.path("auditor").display().to_string());
+        let key = self.path("data/log/log.vkey").display().to_string();
+        let make = ["key", "auditor.example/a1", "--data-dir", &data];
+        let made = run(Command::new(binary("bulkhead-auditor")?).args(make))?;
+        self.witness_key = String::from_utf8(made.stdout)?.trim().to_owned();
+        let serve = ["serve", "--listen", "127.0.0.1:0", "--data-dir", &data, "--log", &log, "--key", &key];
+        let mut auditor = Program::start_named("bulkhead-auditor", serve)?;
+        let at = address(&mut auditor)?;
+        Ok((auditor, at))
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -108,16 +133,9 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 #[test]
 fn an_auditor_reads_what_the_gateway_writes_and_cosigns_it() -> Result<()> {
     let mut site = Site::new()?;
-    let (gateway, _) = site.serve("")?;
-    gateway.stop()?;
-    let (log, data) = (site.path("data/log").display().to_string(), site.path("auditor").display().to_string());
-    let key = site.path("data/log/log.vkey").display().to_string();
-    let make = ["key", "auditor.example/a1", "--data-dir", &data];
-    let made = run(Command::new(binary("bulkhead-auditor")?).args(make))?;
-    site.witness_key = String::from_utf8(made.stdout)?.trim().to_owned();
-    let serve = ["serve", "--listen", "127.0.0.1:0", "--data-dir", &data, "--log", &log, "--key", &key];
-    let mut auditor = Program::start_named("bulkhead-auditor", serve)?;
-    let at = address(&mut auditor)?;
+    let (_auditor, at) = site.auditor()?;
+    let (log, key) =
+        (site.path("data/log").display().to_string(), site.path("data/log/log.vkey").display().to_string());
     let (gateway, acme) = site.serve(&site.audit(&at, "witness_quorum_at_start = true"))?;
     for stream in [false, true] {
         let asked = chat("smol", "Count to ten.", 30, stream).to_string();
@@ -133,6 +151,118 @@ fn an_auditor_reads_what_the_gateway_writes_and_cosigns_it() -> Result<()> {
         said.starts_with("no objection: ") && said.contains(" 3 responses, 0 of them stopped, 0 without"),
         "{said}"
     );
+    Ok(())
+}
+
+/// A gateway whose auditor is stopped and goes on.
+struct Audited {
+    address: String,
+    acme: Client,
+    globex: Client,
+    initech: Client,
+    ada: String,
+}
+
+impl Audited {
+    fn incidents(&self, arguments: &[&str]) -> Result<String> {
+        let address = format!("http://{}", self.address);
+        let mut command = Command::new(binary("bulkhead")?);
+        command.args(["audit", "incidents", "--address", &address]).args(arguments);
+        Ok(String::from_utf8(run(command.env("BULKHEAD_OPERATOR_KEY", &self.ada))?.stdout)?)
+    }
+
+    /// Lags that the log speaks of, by where they stand.
+    fn lags(&self, state: &str) -> Result<Vec<Value>> {
+        let list: Value = serde_json::from_str(&self.incidents(&["--json"])?)?;
+        let all = list["data"].as_array().context("no list")?;
+        ensure!(all.iter().all(|incident| incident["class"] == "auditor_lag"), "{list}");
+        Ok(all.iter().filter(|incident| incident["state"] == state).cloned().collect())
+    }
+
+    /// Status and mode of an answer, and its body.
+    fn ask(&self, who: &Client, stream: bool) -> Result<(u16, Option<String>, String)> {
+        let asked = chat("smol", "Name a river.", 2, stream).to_string();
+        let answer = who.post_bytes("/v1/chat/completions", asked.as_bytes())?;
+        let mode = answer.header("x-isolation-mode").map(str::to_owned);
+        if answer.status == 503 {
+            ensure!(answer.header("retry-after").is_some(), "it does not say when to come back");
+        }
+        Ok((answer.status, mode, answer.text()?))
+    }
+
+    /// While the auditor is away.
+    fn without_a_second_opinion(&self) -> Result<()> {
+        let (status, _, text) = self.ask(&self.acme, true)?;
+        ensure!(status == 503 && text.contains("auditor_lags"), "{status} {text}");
+        for stream in [false, true] {
+            let (status, mode, text) = self.ask(&self.globex, stream)?;
+            ensure!((status, mode.as_deref()) == (200, Some("enforce; auditor=outstanding")), "{mode:?} {text}");
+            ensure!(!stream || text.contains("\"auditor\":\"outstanding\""), "{text}");
+        }
+        let (status, mode, text) = self.ask(&self.initech, true)?;
+        ensure!(
+            (status, mode.as_deref()) == (200, Some("enforce")) && !text.contains("outstanding"),
+            "{mode:?} {text}"
+        );
+        Ok(())
+    }
+}
+
+fn until(what: &str, so: impl Fn() -> Result<bool>) -> Result<()> {
+    let limit = Instant::now() + LIMIT;
+    while !so()? {
+        ensure!(Instant::now() < limit, "it never came to that: {what}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    Ok(())
+}
+
+#[test]
+fn an_auditor_that_falls_behind_is_an_incident_and_stops_who_enforces_its_opinion() -> Result<()> {
+    let mut site = Site::new()?;
+    let (globex, initech) = (site.key_of(&["globex"])?, site.key_of(&["initech"])?);
+    let ada = site.key_of(&["ada", "--operator"])?;
+    let (auditor, at) = site.auditor()?;
+    let place = format!("{{ url = \"http://{at}\", verifier_key = \"{}\", auditor = true }}", site.witness_key);
+    let terms = |name: &str, opinion: &str| format!("[scheduler.tenants.{name}]\nsecond_opinion = \"{opinion}\"\n");
+    let (acmes, globexs) = (terms("acme", "enforce"), terms("globex", "fence"));
+    let audit = format!("[audit]\nwitnesses = [{place}]\ncosigner_lag_seconds = 5\n{acmes}{globexs}");
+    let mut gateway = site.start(&audit)?;
+    let address = address(&mut gateway)?;
+    let client = |key: &str| Ok::<_, anyhow::Error>(Client::new(address.parse()?, Some(key)));
+    let (acme, globex, initech) = (client(&site.key)?, client(&globex)?, client(&initech)?);
+    let gate = Audited { acme, globex, initech, ada, address: address.clone() };
+
+    let served = |who: &Client| Ok::<_, anyhow::Error>(gate.ask(who, false)?.0 == 200);
+    until("acme is answered", || served(&gate.acme))?;
+    auditor.signal("STOP")?;
+    // What is published from here on has no second opinion.
+    until("acme is refused", || Ok(!served(&gate.acme)?))?;
+    gate.without_a_second_opinion()?;
+    until("the log says so", || Ok(!gate.lags("detected")?.is_empty()))?;
+    let detected = gate.lags("detected")?;
+    let [lag] = &detected[..] else { anyhow::bail!("one lag is one incident: {detected:?}") };
+    ensure!(lag["cosigner"] == "auditor.example/a1" && lag["severity"] == "high", "{lag}");
+    ensure!(lag["limit_us"] == 5_000_000 && lag["behind_us"].as_u64() > Some(5_000_000), "{lag}");
+    ensure!(gate.incidents(&[])?.contains("auditor_lag"));
+    let metrics = String::from_utf8(gate.acme.get("/metrics")?.body)?;
+    for line in ["audit_auditor_lags 1", "audit_cosigner_lag_seconds{cosigner=\"auditor.example/a1\"}"] {
+        ensure!(metrics.contains(line), "no `{line}` in\n{metrics}");
+    }
+
+    auditor.signal("CONT")?;
+    until("acme is answered again", || served(&gate.acme))?;
+    until("the log says so, too", || Ok(gate.lags("detected")?.is_empty()))?;
+    let id = lag["id"].as_str().context("no id")?;
+    let shown: Value = serde_json::from_str(&gate.incidents(&["show", id, "--json"])?)?;
+    ensure!(shown["state"] == "contained" && shown["moves"][0]["actor"].is_null(), "{shown}");
+    // What comes of it is for persons to say.
+    gate.incidents(&["triage", id])?;
+    ensure!(gate.lags("triaged")?.len() == 1);
+    gateway.stop()?;
+    let (log, key) = (site.path("data/log"), site.path("data/log/log.vkey"));
+    run(Command::new(binary("bulkhead-verify")?).arg("log").arg(&log))?;
+    run(Command::new(binary("bulkhead-auditor")?).arg("check").arg("--log").arg(log).arg("--key").arg(key))?;
     Ok(())
 }
 

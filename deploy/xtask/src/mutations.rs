@@ -17,6 +17,7 @@ mod incidents;
 mod index;
 mod keeping;
 mod kernels;
+mod lag;
 mod link;
 mod own_entries;
 mod page;
@@ -74,6 +75,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         index::INDEX,
         keeping::KEEPING,
         kernels::KERNELS,
+        lag::LAGS,
         link::LINK,
         own_entries::OWN_ENTRIES,
         page::PAGE,
