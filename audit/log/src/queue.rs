@@ -182,3 +182,25 @@ impl Reply {
 pub(crate) fn failed(reason: &str) -> AppendError {
     AppendError::Failed { reason: Arc::from(reason) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use audit_provenance::Body;
+
+    #[test]
+    fn whoever_gathers_waits_for_nobody_who_does_not_come() {
+        let queue = Queue::new(8);
+        let draft = || Draft { uuid: [1; 16], tenant: None, body: Body::Heartbeat, trace: None };
+        for _ in 0..3 {
+            queue.push_new(Queued { draft: draft(), reply: Reply::Nobody }).unwrap();
+        }
+        for answered in [0, 3, GATHERED_MIN, usize::MAX] {
+            queue.gather(answered);
+            assert_eq!(queue.len(), 3, "what came stays");
+        }
+        queue.close(AppendError::Closed);
+        queue.gather(usize::MAX);
+        assert!(matches!(queue.take(None), Taken::Drafts(drafts) if drafts.len() == 3));
+    }
+}

@@ -65,8 +65,11 @@ pub(crate) fn text(shared: &Shared, principal: &Principal, request: RequestId) -
 /// The receipt as RFC 9942 has it. It proves the sealed entry alone, which names the opened one by its hash: a reader who wants
 /// both proofs, or cosignatures, takes the text.
 pub(crate) fn cose(shared: &Shared, principal: &Principal, request: RequestId) -> Result<Vec<u8>, ReceiptError> {
+    let signer = shared.keys.signer();
+    if !signer.is_here() {
+        return Err(ReceiptError::OnlyText);
+    }
     make(shared, principal, request, |of| {
-        let signer = shared.keys.signer();
         let receipt = CoseReceipt {
             origin: signer.name().to_owned(),
             subject: request.to_string(),
@@ -129,7 +132,6 @@ fn make<R>(
         match written(&published) {
             Err(Failure::Tree(TreeReadError::Storage { source, .. }))
                 if source.kind() == io::ErrorKind::NotFound && tries < TRIES_MAX => {}
-            Err(Failure::Cose(CoseError::Elsewhere)) => return Err(ReceiptError::OnlyText),
             Err(failure) => {
                 tracing::error!(%failure, "a receipt cannot be made");
                 return Err(ReceiptError::Damaged { reason: Arc::from(failure.to_string()) });

@@ -219,11 +219,19 @@ async fn complete_tiles_survive_a_loss_of_power() {
     published(&log);
     log.shutdown();
     drop(log);
-    for seed in 1..20 {
+    survives_losses_of_power(&disk, &told);
+}
+
+/// What was told is there after each of some losses of power, and the log goes on.
+fn survives_losses_of_power(disk: &MemoryDisk, told: &[Told]) -> Vec<AuditLog> {
+    let lost = |seed: u64| {
         let disk = disk.copy();
         disk.crash(seed * 0x9e37_79b9);
-        check_told(&open(&disk, START_US + 100_000_000_000).unwrap(), &told);
-    }
+        let log = open(&disk, START_US + 200_000_000_000).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        check_told(&log, told);
+        log
+    };
+    (1..20).map(lost).collect()
 }
 
 /// The process ended before the sync of the tiles' folder: the next one finds the tiles, under names that only memory has.
@@ -248,11 +256,7 @@ async fn tiles_whose_folder_was_not_synced_survive_a_loss_of_power_later() {
         published(&log);
         log.shutdown();
         drop(log);
-        for seed in 1..20 {
-            let disk = disk.copy();
-            disk.crash(seed * 0x9e37_79b9);
-            check_told(&open(&disk, START_US + 200_000_000_000).unwrap(), &told);
-        }
+        survives_losses_of_power(&disk, &told);
     }
 }
 
@@ -274,11 +278,8 @@ async fn a_key_whose_folder_was_not_synced_survives_a_loss_of_power_later() {
         let sealed = log.open_request(&permit(&acme, 2), facts()).await.unwrap().seal(outcome()).await.unwrap().index;
         log.shutdown();
         drop(log);
-        for seed in 1..20 {
-            let disk = disk.copy();
-            disk.crash(seed * 0x9e37_79b9);
-            let log = open(&disk, START_US + 200_000_000_000).unwrap();
-            check_told(&log, &[Told { who: acme.clone(), request: 2, sealed: Some(sealed) }]);
+        let told = [Told { who: acme.clone(), request: 2, sealed: Some(sealed) }];
+        for log in survives_losses_of_power(&disk, &told) {
             log.open_request(&permit(&acme, 3), facts()).await.unwrap().seal(outcome()).await.unwrap();
         }
     }

@@ -91,7 +91,7 @@ impl CoseReceipt {
         if self.origin != signer.name() {
             return Err(CoseError::Origin);
         }
-        if signer.secret_line().is_none() {
+        if !signer.is_here() {
             return Err(CoseError::Elsewhere);
         }
         let signed = CoseSign1Builder::new()

@@ -119,6 +119,12 @@ impl LogSigner {
         NamedSecret::parse(line).map(|secret| Self(Held::Here(secret)))
     }
 
+    /// Whether the secret is in this process, which then signs more than checkpoints.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        matches!(self.0, Held::Here(_))
+    }
+
     /// The secret line that [`LogSigner::parse`] reads; `None` when the secret is elsewhere.
     #[must_use]
     pub fn secret_line(&self) -> Option<Zeroizing<String>> {

@@ -44,7 +44,7 @@ pub(super) const COSE_RECEIPTS: &[Mutation] = &[
     of(
         "cose: a key that is elsewhere is not asked",
         TLOG,
-        "if signer.secret_line().is_none() {",
+        "if !signer.is_here() {",
         "if signer.name().is_empty() {",
         "test(a_key_that_is_elsewhere_is_not_asked)",
     ),
