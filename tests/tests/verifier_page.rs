@@ -138,7 +138,18 @@ fn the_page_works_from_a_file_with_a_keyboard_and_with_a_screen_reader() -> Resu
     let browser = Browser::start()?;
     browser.open(&format!("file://{}", path("verify.html")))?;
     // Everything is reached with the tabulator, in order, and has a name that is spoken.
-    let reached: Vec<String> = (0..6).map(|_| browser.tab()).collect::<Result<_>>()?;
+    browser.until("return document.readyState === 'complete'")?;
+    let mut first = browser.tab()?;
+    // A key that comes before the window has been drawn moves nothing: what has the focus then is the page.
+    for _ in 0..3 {
+        if first.is_empty() {
+            first = browser.tab()?;
+        }
+    }
+    let mut reached = vec![first];
+    for _ in 1..6 {
+        reached.push(browser.tab()?);
+    }
     let wanted = ["file-receipt", "key-line", "file-key", "file-request", "file-response", "reset"];
     ensure!(reached == wanted, "{reached:?}");
     for (id, name) in
