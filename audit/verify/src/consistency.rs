@@ -1,9 +1,10 @@
 //! Whether a log has only grown since an older checkpoint.
 
+use crate::receipt::{Evidence, ReceiptRefusal, check_receipt};
 use crate::witnesses::{WitnessRefusal, Witnessed, Witnesses};
 use audit_tlog::{
-    AddCheckpoint, AddCheckpointError, Checkpoint, CheckpointError, ProofError, TlogProof, TreeError, VerifierKey,
-    check_consistency as check_proof,
+    AddCheckpoint, AddCheckpointError, Checkpoint, CheckpointError, CoseReceipt, ProofError, TlogProof, TreeError,
+    VerifierKey, check_consistency as check_proof,
 };
 
 /// A log that has only grown.
@@ -26,6 +27,9 @@ pub enum ConsistencyRefusal {
     /// The older one is neither a checkpoint nor a receipt.
     #[error("the older one is not a receipt: {0}")]
     Receipt(ProofError),
+    /// The older one is a COSE receipt that is refused, so it shows no tree of this log.
+    #[error("the older one: {0}")]
+    Cose(Box<ReceiptRefusal>),
     /// The older checkpoint is not one of this log.
     #[error("the older checkpoint: {0}")]
     Older(CheckpointError),
@@ -68,6 +72,7 @@ impl ConsistencyRefusal {
     pub fn check(&self) -> &'static str {
         match self {
             Self::Receipt(_) | Self::Swapped => "form",
+            Self::Cose(refusal) => refusal.check(),
             Self::Older(_) | Self::Newer(_) => "signature",
             Self::Answer(_) => "answer",
             Self::Size { .. } => "size",
@@ -93,6 +98,11 @@ pub fn check_consistency(
     }
     let older = match Checkpoint::open(held, key) {
         Ok(checkpoint) => checkpoint,
+        // It has no checkpoint: its tree is the one that its proof leads to.
+        Err(_) if CoseReceipt::is_meant(held) => {
+            let checked = check_receipt(held, key, Evidence::default());
+            checked.map_err(|refusal| ConsistencyRefusal::Cose(Box::new(refusal)))?.checkpoint
+        }
         Err(error) => {
             let is_receipt = held.starts_with(b"c2sp.org/tlog-proof");
             let note = match TlogProof::parse(held) {

@@ -400,7 +400,7 @@ impl Walk {
             walk.next = walk.from;
             walk.previous = Digest(leaf_hash(&report.entry).0);
             walk.last_index = Some(report.index);
-            // INVARIANT: the receipt was read as one, so it has a checkpoint.
+            // One in COSE has no note, and so none that witnesses have signed.
             let note = TlogProof::parse(receipt).map(|proof| proof.checkpoint).unwrap_or_default();
             walk.newest = Some((report.checkpoint, note));
         }

@@ -6,7 +6,7 @@ mod real_log;
 use audit_log::ReceiptError;
 use audit_provenance::{Disclosure, Openings, SealReason};
 use audit_tlog::{CoseError, CoseReceipt, Cosigner, LogSigner, TlogProof, VerifierKey, leaf_hash};
-use audit_verify::{Evidence, ReceiptRefusal, Unchecked, Witnesses, check_receipt};
+use audit_verify::{Evidence, ReceiptRefusal, Unchecked, Witnesses, check_consistency, check_receipt};
 use policies_domain::{Label, RequestId, TenantId};
 use real_log::{REQUEST_BODY, RealLog, principal};
 
@@ -116,6 +116,7 @@ async fn a_cose_receipt_says_what_the_text_says() {
     let evidence = evidence(REQUEST_BODY, &events);
     let of_text = check_receipt(text.as_bytes(), &key(&log), evidence).unwrap();
     let of_cose = check_receipt(&bytes, &key(&log), evidence).unwrap();
+    let of_text_size = of_text.checkpoint.size;
     assert_eq!(of_cose.passed, of_text.passed);
     assert_eq!((of_cose.unchecked, of_text.unchecked), (vec![Unchecked::Opened], vec![]));
     assert_eq!((of_cose.checkpoint, of_cose.index, of_cose.entry), (of_text.checkpoint, of_text.index, of_text.entry));
@@ -132,6 +133,12 @@ async fn a_cose_receipt_says_what_the_text_says() {
     let witnesses = Witnesses::new(vec![witness], 1).unwrap();
     let asked = Evidence { witnesses: Some(&witnesses), ..Evidence::default() };
     assert_eq!(check_receipt(&bytes, &key(&log), asked).unwrap_err(), ReceiptRefusal::NoCosignatures);
+    // Whoever keeps it can ask whether the log has only grown since.
+    let answer = log.log.consistency(of_text_size).unwrap();
+    assert!(check_consistency(&bytes, answer.as_bytes(), &key(&log), None).is_ok());
+    let mut changed = bytes.clone();
+    changed[30] ^= 1;
+    assert!(check_consistency(&changed, answer.as_bytes(), &key(&log), None).is_err());
     let nobody = RequestId::from_bytes([9; 16]);
     assert_eq!(log.log.cose_receipt(&log.globex, RequestId::from_bytes([1; 16])), Err(ReceiptError::NotFound));
     assert_eq!(log.log.cose_receipt(&log.acme, nobody), Err(ReceiptError::NotFound));
