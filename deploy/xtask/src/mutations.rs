@@ -267,8 +267,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "kernel: a freed page is overwritten whole",
         file: "engine/kernels/src/kv_store.rs",
-        find: "bytes.fill(POISON);",
-        replace: "bytes[..self.page_bytes / 2].fill(POISON);",
+        find: "page.fill(POISON);",
+        replace: "page[..page.len() / 2].fill(POISON);",
         packages: &["engine-kernels"],
         tests: "test(a_slab_is_written_to_its_last_byte_and_scrubbed_to_it)",
     },

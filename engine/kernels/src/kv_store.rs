@@ -113,6 +113,8 @@ pub struct KvStore {
     poisoned: Vec<bool>,
     /// Pages below this have been assigned since their memory was given back.
     touched: usize,
+    /// Memory is never given back.
+    preallocated: bool,
 }
 
 /// The slabs of a store, and the bytes of its pages.
@@ -131,6 +133,14 @@ fn sizes(shape: KvShape, kind: KvKind) -> Result<(SlabLayout, usize), KvStoreErr
         Some((layout, page_bytes))
     };
     sizes().ok_or(impossible)
+}
+
+/// Fills a page's bytes with [`POISON`], padding included. Its layers are in no life: their tag is nobody's.
+fn poison(page: &mut [u8], layout: &SlabLayout, layers: usize) {
+    page.fill(POISON);
+    for slab in page.chunks_exact_mut(layout.slab_bytes()).take(layers) {
+        slab[..HEADER_BYTES].fill(0);
+    }
 }
 
 impl KvStore {
@@ -161,7 +171,29 @@ impl KvStore {
             tags: vec![0; pages],
             poisoned: vec![false; pages],
             touched: 0,
+            preallocated: false,
         })
+    }
+
+    /// Takes the memory of all pages at once, with so many threads, and keeps it: no page is touched for the first time while
+    /// somebody waits for it.
+    pub fn preallocate(&mut self, threads: usize) {
+        let (layout, layers, page_bytes) = (self.layout, self.shape.layers, self.page_bytes);
+        let each = self.shape.pages.div_ceil(threads.max(1));
+        let parts = self.memory.bytes_mut().chunks_mut(each * page_bytes);
+        let states = self.tags.chunks(each).zip(self.poisoned.chunks_mut(each));
+        std::thread::scope(|scope| {
+            for (bytes, (tags, poisoned)) in parts.zip(states) {
+                scope.spawn(move || {
+                    let pages = bytes.chunks_exact_mut(page_bytes).zip(tags).zip(poisoned);
+                    for ((page, _), poisoned) in pages.filter(|((_, tag), poisoned)| **tag == 0 && !**poisoned) {
+                        poison(page, &layout, layers);
+                        *poisoned = true;
+                    }
+                });
+            }
+        });
+        (self.touched, self.preallocated) = (self.shape.pages, true);
     }
 
     /// Bytes of a page of such a store, without making one.
@@ -233,19 +265,17 @@ impl KvStore {
         Ok(())
     }
 
-    /// Fills a page that exists with [`POISON`], padding included. Its layers are in no life: their tag is nobody's.
+    /// As [`poison`], of a page that exists.
     fn poison(&mut self, page: u32) {
-        let slab_bytes = self.layout.slab_bytes();
         let start = page as usize * self.page_bytes;
-        let bytes = &mut self.memory.bytes_mut()[start..start + self.page_bytes];
-        bytes.fill(POISON);
-        for slab in bytes.chunks_exact_mut(slab_bytes).take(self.shape.layers) {
-            slab[..HEADER_BYTES].fill(0);
-        }
+        poison(&mut self.memory.bytes_mut()[start..start + self.page_bytes], &self.layout, self.shape.layers);
     }
 
     /// Gives the memory of pages that are nobody's back to the system, but for the first `keep` pages.
     pub fn give_back(&mut self, keep: usize) {
+        if self.preallocated {
+            return;
+        }
         let mut first = keep;
         while first < self.touched {
             let free = self.tags[first..self.touched].iter().take_while(|tag| **tag == 0).count();
@@ -386,6 +416,30 @@ mod tests {
         store.assign(other).unwrap();
         assert!(fill(&mut store, 0, other, true));
         assert!(store.slab(0, other).is_some());
+    }
+
+    #[test]
+    fn memory_taken_at_once_is_nobodys_and_stays() {
+        for threads in [0, 1, 3, 64] {
+            let mut store = KvStore::new(SHAPE).unwrap();
+            store.assign(PAGE).unwrap();
+            assert!(fill(&mut store, 0, PAGE, true));
+            store.preallocate(threads);
+            let slab = store.slab(0, PAGE).unwrap();
+            assert!((0..3).all(|head| slab.keys(head).iter().all(|byte| *byte != 0)), "an owned page lost its bytes");
+            store.scrub(PAGE.page).unwrap();
+            for page in 0..SHAPE.pages as u32 {
+                assert!(store.is_scrubbed(page) && store.poisoned[page as usize]);
+            }
+            store.give_back(0);
+            assert_eq!(
+                (store.touched, store.poisoned.iter().all(|poisoned| *poisoned)),
+                (SHAPE.pages, true),
+                "it is kept"
+            );
+            store.assign(PAGE).unwrap();
+            assert!(fill(&mut store, 0, PAGE, true) && store.slab(0, PAGE).is_some());
+        }
     }
 
     #[test]

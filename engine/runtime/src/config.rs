@@ -33,6 +33,8 @@ pub struct EngineConfig {
     pub context_tokens_max: Option<usize>,
     /// What K and V are stored as: part of the model's fingerprint.
     pub kv: KvKind,
+    /// The memory of all pages is taken at the start and kept: no request waits for the system to find it.
+    pub preallocate: bool,
     /// Whether prompts are computed by a group of their own. Changes no bit of an answer.
     pub split: Split,
     /// With [`Split::Copy`], how many of the threads decode; a quarter when `None`. The others compute prompts.
@@ -123,6 +125,7 @@ impl Default for EngineConfig {
             swap_mib: Self::SWAP_MIB,
             context_tokens_max: None,
             kv: KvKind::default(),
+            preallocate: false,
             split: Split::default(),
             decode_threads: None,
         }
@@ -178,15 +181,18 @@ pub enum StartEngineError {
     },
     /// A pool that could never be used to the end: requests would take the machine's last memory first.
     #[error(
-        "engine setting `pages` is {pages}: K and V of {pages} pages need {bytes} bytes, the machine has {memory_bytes}"
+        "engine setting `pages` is {pages}: K and V of {pages} pages need {bytes} bytes, the machine has {memory_bytes}{}",
+        if *preallocate { " to give, and `preallocate` takes all of it at once" } else { "" }
     )]
     PoolTooLarge {
         /// As given.
         pages: usize,
         /// Of all pages, with what is kept about them.
         bytes: u64,
-        /// All memory of the machine.
+        /// All memory of the machine, or what is free of it where all is taken at once.
         memory_bytes: u64,
+        /// As given.
+        preallocate: bool,
     },
     /// The KV store could not be made.
     #[error("the KV store could not be made")]
@@ -302,15 +308,19 @@ impl EngineConfig {
         [self.threads.saturating_sub(decode).max(1), decode]
     }
 
-    /// `page_bytes` are those of K and V; `memory_bytes` is the machine's memory, where that is known.
+    /// `page_bytes` are those of K and V; `memory_bytes` is what there is, where that is known: [`memory_bytes`].
     pub(crate) fn check_memory(&self, page_bytes: usize, memory_bytes: Option<u64>) -> Result<(), StartEngineError> {
         let Some(memory_bytes) = memory_bytes else { return Ok(()) };
         let pages = self.pages;
-        // Groups that copy have a store each.
-        let stores = if self.split == Split::Copy { 2 } else { 1 };
+        // Groups that copy have a store each. When that is made at once, the first one is gone from what there is for the second.
+        let stores = if self.split == Split::Copy && !self.preallocate { 2 } else { 1 };
         let page_bytes = (page_bytes as u64).saturating_add(PAGE_RECORD_BYTES);
         let bytes = (pages as u64).saturating_mul(page_bytes).saturating_mul(stores);
-        if bytes > memory_bytes { Err(StartEngineError::PoolTooLarge { pages, bytes, memory_bytes }) } else { Ok(()) }
+        if bytes > memory_bytes {
+            Err(StartEngineError::PoolTooLarge { pages, bytes, memory_bytes, preallocate: self.preallocate })
+        } else {
+            Ok(())
+        }
     }
 
     /// Tokens that one forward pass may take: a prefill chunk, or one token of every sequence, or of few sequences some more
@@ -323,10 +333,11 @@ impl EngineConfig {
 /// What is kept about a page beside its K and V: its record in the ledger, in the view of the custody log, its tag.
 const PAGE_RECORD_BYTES: u64 = 192;
 
-/// All memory of this machine, where the system tells.
-pub(crate) fn machine_memory_bytes() -> Option<u64> {
+/// All memory of this machine, or of it what programs may take now without anything being swapped; where the system tells.
+pub(crate) fn memory_bytes(available: bool) -> Option<u64> {
+    let name = if available { "MemAvailable:" } else { "MemTotal:" };
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
@@ -387,8 +398,16 @@ mod tests {
         assert!(config.check_memory(368_640, None).is_ok());
         let copying = EngineConfig { split: Split::Copy, pages: 40_000, ..config };
         assert!(copying.check_memory(368_640, Some(24 << 30)).is_err());
+        assert!(
+            EngineConfig { preallocate: true, ..copying }.check_memory(368_640, Some(16 << 30)).is_ok(),
+            "the first one"
+        );
         assert!(EngineConfig { split: Split::Off, ..copying }.check_memory(368_640, Some(24 << 30)).is_ok());
-        assert!(machine_memory_bytes().is_some_and(|bytes| bytes > 100 << 20));
+        let [all, free] = [false, true].map(|available| memory_bytes(available).unwrap());
+        assert!(all > 100 << 20 && free > 0 && free < all);
+        let at_once = EngineConfig { preallocate: true, ..config };
+        let error = at_once.check_memory(368_640, Some(24 << 30)).unwrap_err().to_string();
+        assert!(error.ends_with("to give, and `preallocate` takes all of it at once"), "{error}");
         let error = EngineConfig { pages: (1 << 22) + 1, ..config }.check(8).unwrap_err().to_string();
         assert_eq!(error, "engine setting `pages` is 4194305, it must be between 1 and 4194304");
     }

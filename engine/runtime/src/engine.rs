@@ -1,7 +1,7 @@
 //! The handle that the gateway holds.
 
 use crate::compute::{Compute, CpuCompute};
-use crate::config::{EngineConfig, Split, StartEngineError, machine_memory_bytes};
+use crate::config::{EngineConfig, Split, StartEngineError, memory_bytes};
 use crate::inbox::{Inbox, Refused};
 use crate::machine::{Machine, Pages};
 use crate::outlet::Reader;
@@ -454,8 +454,11 @@ pub(crate) fn cpu_machine(
     };
     // Before anything is made for each page.
     let page_bytes = KvStore::page_bytes_of(shape, config.kv)?;
-    config.check_memory(page_bytes, machine_memory_bytes())?;
-    let store = KvStore::with_kind(shape, config.kv)?;
+    config.check_memory(page_bytes, memory_bytes(config.preallocate))?;
+    let mut store = KvStore::with_kind(shape, config.kv)?;
+    if config.preallocate {
+        store.preallocate(config.threads);
+    }
     let compute = CpuCompute::new(model, store, threads, config.step_tokens_max());
     let compat = u16::from_le_bytes([fingerprint[0], fingerprint[1]]);
     let (count, format, boot_secret) = (config.pages, page_format(config.kv), random()?);

@@ -179,6 +179,7 @@ pub(crate) mod tests {
         kv: KvKind::F32,
         split: Split::Off,
         decode_threads: None,
+        preallocate: false,
     };
 
     pub(crate) fn label(number: u32) -> Label {

@@ -165,6 +165,7 @@ impl Replayer {
             swap_mib: 0,
             split: Split::Off,
             decode_threads: None,
+            preallocate: false,
             ..config
         };
         let (machine, _) = cpu_machine(&model, own, threads, 0)?;

@@ -23,6 +23,7 @@ const SMALL: EngineConfig = EngineConfig {
     kv: KvKind::Bf16,
     split: Split::Off,
     decode_threads: None,
+    preallocate: false,
 };
 const PREAMBLE: &str = "You are the assistant of a library. Answer in one short sentence, name the shelf where a book stands, \
                         and say so when you do not know it. Never speak of prices. Be kind to children and patient with all.";

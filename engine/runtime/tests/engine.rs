@@ -23,6 +23,7 @@ const SMALL: EngineConfig = EngineConfig {
     kv: KvKind::Bf16,
     split: Split::Relabel,
     decode_threads: None,
+    preallocate: false,
 };
 const STORY: &str = "Once upon a time there was a small village by the sea, and in it";
 
@@ -111,7 +112,8 @@ async fn an_answer_is_the_same_however_its_pages_come_to_who_decodes() {
 
 #[tokio::test]
 async fn two_groups_with_pools_of_their_own_share_out_and_give_back() {
-    let engine = engine(EngineConfig { split: Split::Copy, pages: 20, sequences_max: 4, ..SMALL });
+    let split = Split::Copy;
+    let engine = engine(EngineConfig { split, pages: 20, sequences_max: 4, preallocate: true, ..SMALL });
     let alone = answer(submit(&engine, ACME, 1, STORY, greedy(100))).await;
     let all: Vec<_> = (2..10).map(|id| submit(&engine, 1 + u32::from(id) % 2, id, STORY, greedy(100))).collect();
     for (index, mut steps) in all.into_iter().enumerate() {

@@ -23,6 +23,7 @@ const CONFIG: EngineConfig = EngineConfig {
     kv: KvKind::Bf16,
     split: Split::Off,
     decode_threads: None,
+    preallocate: false,
 };
 
 #[tokio::test]

@@ -53,6 +53,7 @@ const CONFIG: EngineConfig = EngineConfig {
     kv: KvKind::F32,
     split: Split::Off,
     decode_threads: None,
+    preallocate: false,
 };
 
 /// A model without numbers: it writes tags, reads the pages that it is given, and says what it read. Its tokens have no text,

@@ -428,6 +428,7 @@ fn read_engine(settings: &mut Settings<'_>, engine: &mut EngineConfig) {
     settings.count("queue_wait_max_ms", 1..=largest.queue_wait_max_ms, &mut engine.queue_wait_max_ms);
     settings.switch("prefix_cache", &mut engine.prefix_cache);
     settings.switch("speculation", &mut engine.speculation);
+    settings.switch("preallocate", &mut engine.preallocate);
     settings.count("swap_mib", 0..=SWAP_MIB_MAX, &mut engine.swap_mib);
     settings.set("context_tokens_max", "a whole number from 2", &mut engine.context_tokens_max, |value| {
         usize::try_from(value.as_integer()?).ok().filter(|tokens| *tokens > 1).map(Some)

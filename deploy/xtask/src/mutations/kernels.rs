@@ -6,8 +6,8 @@ pub(super) const KERNELS: &[Mutation] = &[
     Mutation {
         name: "kernel: a page is handed out with poison in it",
         file: "engine/kernels/src/kv_store.rs",
-        find: "bytes.fill(POISON);",
-        replace: "bytes.fill(0);",
+        find: "page.fill(POISON);",
+        replace: "page.fill(0);",
         packages: &["engine-kernels"],
         tests: "test(what_was_never_written_is_no_number_and_what_was_is_not_disturbed_by_it)",
     },

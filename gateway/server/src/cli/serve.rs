@@ -89,6 +89,9 @@ pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
         }
     };
     let (model, tenancy) = (load_model(config).await?, config.tenancy()?);
+    if config.engine.preallocate {
+        note(format_args!("taking the memory of all {} KV pages", config.engine.pages));
+    }
     Ok(Engine::start_declaring(model, config.engine, tenancy, worker, &config.public_prefixes)?)
 }
 
