@@ -28,6 +28,11 @@ impl Costs {
         Self { decode_us: 2000.0, row_us: 500.0, read_us: 0.3, prefill_us: 1000.0, token_us: 350.0, depth_us: 0.1 };
 }
 
+/// A pass is charged for this many times what it was predicted to take, at most. What is above that is a pause of the machine, and
+/// nobody's work: whoever had a row in it would stand behind all others until they have had as much. A machine that has become
+/// slower than that is known after two passes, and charged in full.
+const CHARGED_MAX: f64 = 2.0;
+
 /// The two kinds of passes. They never share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
@@ -149,8 +154,8 @@ impl CostModel {
         self.costs = Costs { decode_us, row_us, read_us, prefill_us, token_us, depth_us };
     }
 
-    /// Of what a pass took, the part of each row, in nanoseconds: by what rows of their kind cost. The parts add up to it,
-    /// but for what rounding takes.
+    /// Of what a pass took, the part of each row, in nanoseconds: by what rows of their kind cost. The parts add up to it, or
+    /// to twice what was predicted if that is less, but for what rounding takes.
     pub fn parts_ns<'a>(
         &'a self,
         pass: Pass,
@@ -159,7 +164,7 @@ impl CostModel {
     ) -> impl Iterator<Item = u64> + 'a {
         let each_us = self.fixed_us(pass) / rows.len().max(1) as f64;
         let whole_us: f64 = rows.clone().map(|row| self.row_us(pass, row) + each_us).sum();
-        let took_ns = took.as_nanos() as f64;
+        let took_ns = (took.as_nanos() as f64).min(CHARGED_MAX * whole_us * 1e3);
         rows.map(move |row| (took_ns * (self.row_us(pass, row) + each_us) / whole_us.max(f64::MIN_POSITIVE)) as u64)
     }
 

@@ -140,12 +140,7 @@ impl Scheduler {
     }
 
     /// A request waits for a slot. `key` is nobody's else.
-    pub fn arrive(&mut self, now: Duration, key: Key, mut arrival: Arrival) {
-        arrival.tenant = self.config.tenancy.queue_of(arrival.tenant);
-        if self.config.tenancy.is_first_come() {
-            // Nothing but the time of its arrival gives it a place.
-            arrival.cached_tokens = 0;
-        }
+    pub fn arrive(&mut self, now: Duration, key: Key, arrival: Arrival) {
         let request = Request { arrival, since: now, prepaid_ns: 0, has_slot: false, prefills: false };
         if self.requests.insert(key, request).is_some() {
             debug_assert!(false, "two requests of one name");
@@ -157,9 +152,6 @@ impl Scheduler {
 
     /// Another part of its prompt is in the cache by now.
     pub fn note_cached(&mut self, key: Key, cached_tokens: usize) {
-        if self.config.tenancy.is_first_come() {
-            return;
-        }
         let waits_otherwise =
             |request: &&mut Request| !request.has_slot && request.arrival.cached_tokens != cached_tokens;
         let Some(request) = self.requests.get_mut(&key).filter(waits_otherwise) else { return };
@@ -263,7 +255,6 @@ impl Scheduler {
     /// often, of a less urgent class or of the tenant with the most slots for its weight. `None`: nobody has more than its share.
     #[must_use]
     pub fn victim_for_slot(&self, tenant: Label) -> Option<Key> {
-        let tenant = self.config.tenancy.queue_of(tenant);
         let (class, weight) = (self.shares.class(tenant), self.shares.weight(tenant));
         let own = self.slots_of(tenant) as u64;
         let floor = (self.config.slots * SLOT_FLOOR_PERMILLE / 1000).max(1);
@@ -304,7 +295,7 @@ impl Scheduler {
     /// urgent, or had less of its share.
     #[must_use]
     pub fn may_guess(&self, tenant: Label) -> bool {
-        !self.shares.is_ahead(self.config.tenancy.queue_of(tenant))
+        !self.shares.is_ahead(tenant)
     }
 
     /// A tenant has so many pages now, `cached` of which nothing but its cache holds.
@@ -463,7 +454,7 @@ impl Scheduler {
     }
 
     fn newest(&self, tenant: Label) -> Option<Key> {
-        self.queues.get(&self.config.tenancy.queue_of(tenant))?.running.last().map(|(_, key)| *key)
+        self.queues.get(&tenant)?.running.last().map(|(_, key)| *key)
     }
 
     fn change_slots(&mut self, tenant: Label, change: impl FnOnce(&mut Queues)) {

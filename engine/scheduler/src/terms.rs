@@ -89,7 +89,6 @@ struct Terms {
     /// Thousandths of the guaranteed part that were promised by number.
     promised: u64,
     otherwise: TenantTerms,
-    first_come: bool,
 }
 
 /// More was promised than there is.
@@ -119,24 +118,7 @@ impl Tenancy {
             return Err(Overpromised { permille: promised, permille_max });
         }
         let otherwise = TenantTerms::default();
-        Ok(Self(Arc::new(Terms { of, weights, promised, otherwise, first_come: false })))
-    }
-
-    /// Requests are taken in the order in which they came, whosever they are: what fairness is measured against. No
-    /// configuration leads here. Pages and caches stay whose they are.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn first_come_first_served() -> Self {
-        Self(Arc::new(Terms { first_come: true, ..Terms::default() }))
-    }
-
-    pub(crate) fn is_first_come(&self) -> bool {
-        self.0.first_come
-    }
-
-    /// As whose its requests wait for slots and time: its own, but where nobody is told from another.
-    pub(crate) fn queue_of(&self, tenant: Label) -> Label {
-        if self.0.first_come { Label::PUBLIC } else { tenant }
+        Ok(Self(Arc::new(Terms { of, weights, promised, otherwise })))
     }
 
     /// How many have terms of their own.

@@ -93,3 +93,28 @@ fn everybody_at_once_leaves_no_slot_and_no_page_behind() {
     assert!(counts.cache_pages_reclaimed > 0 && counts.stalled < 600 * 64);
     assert_eq!(Decision::ALL.map(|decision| decision as usize), [0, 1, 2, 3, 4, 5]);
 }
+
+#[test]
+fn equal_tenants_at_once_take_as_long_as_one_who_asks_for_all_of_it() {
+    for seed in 1..6 {
+        let ratio = scenarios::uniform(1, seed) / scenarios::uniform(4, seed);
+        assert!(ratio >= 0.98, "{ratio} of the throughput with seed {seed}");
+    }
+}
+
+/// Whoever had a row in a pass that took a second longer, through no work of its own, would wait until the others have had as
+/// much.
+#[test]
+fn a_pause_of_the_machine_is_nobody_s_work() {
+    for seed in 1..4 {
+        let [undisturbed, paused] = [0, 10_000].map(|pauses_per_million| {
+            let mut simulation = scenarios::quiet_beside_pauses(pauses_per_million, seed);
+            simulation.run_until(Duration::from_secs(300), &mut Unwatched);
+            assert_eq!(simulation.pauses.len() > 20, pauses_per_million > 0);
+            let ttft = scenarios::ttft_beside_pauses(&simulation);
+            assert!(ttft.len() > 200);
+            percentile(&ttft, 1.0)
+        });
+        assert!(paused <= 2.0 * undisturbed, "{paused} s after a pause, {undisturbed} s without");
+    }
+}

@@ -13,8 +13,6 @@ const CODE_LINES_MIN: usize = 20;
 const PROOFS: &[Proof] = &[
     Proof { name: "granted_by_authz", maker: "policies-authz", places: Some(1) },
     Proof { name: "Principal::authenticated", maker: "gateway-auth", places: None },
-    // Not a grant, but what only a benchmark may ask for: no order between tenants.
-    Proof { name: "first_come_first_served", maker: "gateway-server", places: None },
 ];
 
 struct Proof {

@@ -174,8 +174,8 @@ pub(super) fn text(result: &Json) -> String {
     let _ = writeln!(
         text,
         "\nTenants beside each other on the real model (`cargo xtask bench scheduler`): {}, {} threads, {} kernels, step target\n\
-         {} ms; load average {} before and {} after. First come, first served is the same engine with the same planner of\n\
-         steps, which only the benchmark can start.\n",
+         {} ms; load average {} before and {} after. First come, first served is the same engine and the same load, all\n\
+         of it asked by one tenant.\n",
         words(&facts["machine"]["cpu"]),
         facts["threads"],
         words(&facts["kernels"]),

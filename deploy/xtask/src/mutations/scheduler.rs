@@ -66,6 +66,14 @@ pub(super) const SCHEDULING: &[Mutation] = &[
         tests: "test(slots_go_round_between_tenants_however_many_requests_each_has)",
     },
     Mutation {
+        name: "scheduler: a pause of the machine is nobody's work",
+        file: "engine/scheduler/src/cost.rs",
+        find: ".min(CHARGED_MAX * whole_us * 1e3)",
+        replace: ".min(f64::from(u8::from(CHARGED_MAX > 0.0)) * f64::MAX)",
+        packages: PACKAGES,
+        tests: "test(a_pause_of_the_machine_is_nobody_s_work)",
+    },
+    Mutation {
         name: "scheduler: half of a step's prompts while another waits",
         file: SCHEDULER,
         find: "(left_us / 2.0).max(lag_us).min(left_us),",

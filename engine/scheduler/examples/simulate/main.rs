@@ -56,6 +56,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "prompts_weighted": prompts(&[1, 3]),
         "classes": classes(),
         "quiet": quiet(),
+        "uniform": uniform(),
+        "pauses": pauses(),
         "everybody": everybody(),
     });
     let text = serde_json::to_string_pretty(&result)? + "\n";
@@ -226,6 +228,23 @@ fn quiet() -> Json {
         "ttft_p99_ratio": round(flood[1] / within[1]),
         "itl_p99_ratio": round(flood[3] / within[3]),
     })
+}
+
+/// Requests that all come at once: of four tenants, and of one who asks for all of them.
+fn uniform() -> Json {
+    let [one, four] = [1, 4].map(|tenants| scenarios::uniform(tenants, SEED));
+    json!({"tenants": 4, "one_tenant_s": round(one), "fair_s": round(four), "throughput_ratio": round(one / four)})
+}
+
+/// A machine that is away for a second, once in a hundred passes.
+fn pauses() -> Json {
+    let longest = [0, 10_000].map(|pauses_per_million| {
+        let mut simulation = scenarios::quiet_beside_pauses(pauses_per_million, SEED);
+        simulation.run_until(Duration::from_secs(300), &mut Unwatched);
+        (simulation.pauses.len(), percentile(&scenarios::ttft_beside_pauses(&simulation), 1.0))
+    });
+    let [(_, without), (count, after)] = longest;
+    json!({"pauses": count, "ttft_max_without_s": round(without), "ttft_max_after_pauses_s": round(after)})
 }
 
 fn everybody() -> Json {

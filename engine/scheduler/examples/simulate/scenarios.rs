@@ -173,6 +173,32 @@ pub(crate) fn quiet_neighbour(flood: bool, seed: u64) -> Simulation {
     Simulation::new(Machine { slots: 64, ..Machine::default() }, tenants, 0, seed, &mut Unwatched)
 }
 
+/// Equal tenants that ask for 64 answers at once; the time until all are written, in seconds.
+pub(crate) fn uniform(tenants: usize, seed: u64) -> f64 {
+    let tenant = Tenant { prompt: (200, 200), answer: (60, 60), ..Tenant::chat(Demand::Once(64 / tenants)) };
+    let mut simulation = Simulation::new(Machine::small(), vec![tenant; tenants], 0, seed, &mut Unwatched);
+    while !simulation.is_idle() {
+        simulation.step(&mut Unwatched);
+    }
+    simulation.now.as_secs_f64()
+}
+
+/// A quiet tenant beside one that always waits, on a small machine that is away for a while now and then.
+pub(crate) fn quiet_beside_pauses(pauses_per_million: usize, seed: u64) -> Simulation {
+    let quiet = Demand::Rate { per_second: 2.0, on: 1.0, off: 0.0 };
+    let quiet = Tenant { prompt: (40, 40), answer: (30, 30), ..Tenant::chat(quiet) };
+    let machine = Machine { pauses_per_million, pause: Duration::from_secs(1), ..Machine::small() };
+    Simulation::new(machine, vec![quiet, Tenant::chat(Demand::Backlog(100))], 0, seed, &mut Unwatched)
+}
+
+/// TTFT of the first tenant's requests that neither came nor got their first token while the machine was away, in seconds.
+pub(crate) fn ttft_beside_pauses(simulation: &Simulation) -> Vec<f64> {
+    let (book, pauses) = (&simulation.books[0], &simulation.pauses);
+    let waited = |arrived: f64, ttft: f64| pauses.iter().any(|(from, to)| arrived <= *to && arrived + ttft >= *from);
+    let asked = book.arrived.iter().zip(&book.ttft).filter(|(arrived, ttft)| !waited(**arrived, **ttft));
+    asked.map(|(_, ttft)| *ttft).collect()
+}
+
 /// Requests a second that are a neighbour's share.
 const NEIGHBOUR_RATE: f64 = 9.0;
 

@@ -71,6 +71,9 @@ pub(crate) struct Machine {
     pub(crate) truth: Costs,
     /// A step takes up to this part more or less than the truth.
     pub(crate) noise: f64,
+    /// Of a million passes, so many find the machine away for a while, whatever they compute.
+    pub(crate) pauses_per_million: usize,
+    pub(crate) pause: Duration,
     pub(crate) age_bound: Duration,
 }
 
@@ -101,8 +104,27 @@ impl Default for Machine {
             calibrated,
             truth,
             noise: 0.1,
+            pauses_per_million: 0,
+            pause: Duration::ZERO,
             age_bound: Duration::from_secs(2),
         }
+    }
+}
+
+impl Machine {
+    /// A model of a hundred million weights on two cores.
+    pub(crate) fn small() -> Self {
+        let costs = Costs {
+            decode_us: 1700.0,
+            row_us: 500.0,
+            read_us: 0.3,
+            prefill_us: 1000.0,
+            token_us: 350.0,
+            depth_us: 0.1,
+        };
+        let truth = Costs { decode_us: 1900.0, row_us: 550.0, ..costs };
+        let (slots, pages, chunk_tokens_max, step_target_us) = (16, 4096, 512, 56_000.0);
+        Self { slots, pages, chunk_tokens_max, step_target_us, calibrated: costs, truth, ..Self::default() }
     }
 }
 
@@ -113,6 +135,8 @@ pub(crate) enum Demand {
     Zipf,
     /// So many are there at any time.
     Backlog(usize),
+    /// So many come at once, and no more.
+    Once(usize),
     /// So many a second, at random times, during the first of two spans that alternate, in seconds.
     Rate { per_second: f64, on: f64, off: f64 },
 }
@@ -176,6 +200,8 @@ pub(crate) struct Book {
     pub(crate) waits: Vec<f64>,
     /// From its arrival to its first token.
     pub(crate) ttft: Vec<f64>,
+    /// When those arrived.
+    pub(crate) arrived: Vec<f64>,
     /// Between two tokens.
     pub(crate) itl: Vec<f64>,
     /// Slots that it had at a time, at most.
@@ -222,6 +248,8 @@ pub(crate) struct Simulation {
     cache_over: usize,
     pub(crate) books: Vec<Book>,
     pub(crate) counts: Counts,
+    /// When the machine was away, in seconds.
+    pub(crate) pauses: Vec<(f64, f64)>,
     /// What the last step cost, for bounds.
     pub(crate) longest_step: Duration,
     /// Requests that one decision looked at, at most: for a slot, for the chunks of a step.
@@ -264,6 +292,7 @@ impl Simulation {
             cache_over: 0,
             books: vec![Book::default(); tenants.len()],
             counts: Counts::default(),
+            pauses: Vec::new(),
             longest_step: Duration::ZERO,
             looks_max: [0; 2],
             dearest_ns: 0,
@@ -282,7 +311,9 @@ impl Simulation {
         for tenant in 0..self.tenants.len() {
             match self.tenants[tenant].demand {
                 Demand::Zipf => (),
-                Demand::Backlog(requests) => (0..requests).for_each(|_| self.come(tenant, watch)),
+                Demand::Backlog(requests) | Demand::Once(requests) => {
+                    (0..requests).for_each(|_| self.come(tenant, watch));
+                }
                 Demand::Rate { .. } => self.plan_arrival(tenant),
             }
         }
@@ -582,7 +613,12 @@ impl Simulation {
         }
         let rows_alone = rows.iter().map(|(_, row)| *row);
         let noise = 1.0 + self.machine.noise * (2.0 * self.random.part() - 1.0);
-        let took = Duration::from_secs_f64(self.truth.predict_us(pass, rows_alone.clone()) * noise / 1e6);
+        let mut took = Duration::from_secs_f64(self.truth.predict_us(pass, rows_alone.clone()) * noise / 1e6);
+        if self.machine.pauses_per_million > 0 && self.random.between((1, 1_000_000)) <= self.machine.pauses_per_million
+        {
+            took += self.machine.pause;
+            self.pauses.push((self.now.as_secs_f64(), (self.now + took).as_secs_f64()));
+        }
         self.now += took;
         let costs = *self.scheduler.costs();
         for ((key, _), cost_ns) in rows.iter().zip(costs.parts_ns(pass, rows_alone.clone(), took)) {
@@ -620,7 +656,10 @@ impl Simulation {
         sequence.answered += 1;
         let book = &mut self.books[sequence.tenant];
         match sequence.last_token.replace(now) {
-            None => book.ttft.push((now - sequence.arrived).as_secs_f64()),
+            None => {
+                book.ttft.push((now - sequence.arrived).as_secs_f64());
+                book.arrived.push(sequence.arrived.as_secs_f64());
+            }
             Some(last) => book.itl.push((now - last).as_secs_f64()),
         }
         if sequence.answered >= sequence.answer_tokens {
@@ -652,8 +691,13 @@ impl Simulation {
         match self.tenants[tenant].demand {
             Demand::Zipf => self.come_by_zipf(watch),
             Demand::Backlog(_) => self.come(tenant, watch),
-            Demand::Rate { .. } => (),
+            Demand::Rate { .. } | Demand::Once(_) => (),
         }
+    }
+
+    /// Whether nobody is there.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.sequences.is_empty()
     }
 
     /// The longest time that anybody waits for its first slot, of those who do still, in seconds.

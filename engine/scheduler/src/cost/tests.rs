@@ -241,4 +241,8 @@ fn whoever_has_the_deeper_context_pays_more_and_all_is_paid() {
     let parts: Vec<u64> = model.parts_ns(Pass::Decode, rows.into_iter(), took).collect();
     assert!(parts[1] > 3 * parts[0] && parts[2] > parts[0]);
     assert!(parts.iter().sum::<u64>().abs_diff(9_000_000) < 10);
+    // The machine was away for a second: they pay for twice what was predicted.
+    let parts: Vec<u64> = model.parts_ns(Pass::Decode, rows.into_iter(), took + Duration::from_secs(1)).collect();
+    let most_ns = 2e3 * model.predict_us(Pass::Decode, rows);
+    assert!((parts.iter().sum::<u64>() as f64 - most_ns).abs() < 10.0 && most_ns > 9e6, "{parts:?}, {most_ns}");
 }

@@ -139,9 +139,11 @@ impl Rig {
         Ok(Arc::new(Self { model, threads, repetitions, seconds, callers, text, prompts_made: AtomicUsize::new(0) }))
     }
 
-    /// As it is shipped, but that nobody is sent away for waiting long: a slow machine has the same requests as a fast one.
+    /// As it is shipped, but that nobody is sent away for waiting long: a slow machine has the same requests as a fast one. And
+    /// with all its memory, so that the first use of a page, which a virtual machine may take a millisecond for, is in no figure.
     fn config(&self) -> EngineConfig {
-        EngineConfig { threads: self.threads, queue_wait_max_ms: QUEUE_WAIT_MAX_MS, ..EngineConfig::default() }
+        let config = EngineConfig { queue_wait_max_ms: QUEUE_WAIT_MAX_MS, ..EngineConfig::default() };
+        EngineConfig { threads: self.threads, preallocate: true, ..config }
     }
 
     fn engine(&self, config: EngineConfig, tenancy: Tenancy) -> Result<Engine> {
