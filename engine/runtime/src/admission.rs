@@ -14,6 +14,7 @@ use crate::step::{Role, Stepper};
 use crate::steps::StepError;
 use engine_kv::{KnownPrefix, PAGE_TOKENS};
 use engine_scheduler::{Arrival, Fit, Key, Load, Reclaim};
+use policies_domain::Label;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -92,13 +93,15 @@ impl Stepper {
         }
     }
 
-    /// Whoever waited for too long for its first slot is told so, and to come back after those who were told before it.
+    /// Whoever waited for too long for its first slot is told so, and to come back after those of its tenant who were told before
+    /// it: by what that tenant has inside, which says nothing of the others.
     fn expire(&mut self, queue: &mut Queue) {
         let wait_max = Duration::from_millis(self.config.queue_wait_max_ms as u64);
         let expired = |request: &&Running| request.restarts == 0 && self.now.saturating_sub(request.came) > wait_max;
         for request in self.waiting.iter().filter(expired) {
             let before = queue.send_away(request.label);
-            request.deliver_error(StepError::Expired { retry_after_ms: self.load().retry_after_ms(before) });
+            let retry_after_ms = self.load(request.label).retry_after_ms(before);
+            request.deliver_error(StepError::Expired { retry_after_ms });
         }
     }
 
@@ -343,10 +346,11 @@ impl Stepper {
         }
     }
 
-    /// Requests that are inside.
-    fn load(&self) -> Load {
-        let running = self.running.iter().map(|request| self.load_of(request, 1));
-        let waiting = self.waiting.iter().map(|request| self.load_of(request, 0));
+    /// A tenant's requests that are inside.
+    fn load(&self, tenant: Label) -> Load {
+        let of_tenant = |request: &&Running| request.label == tenant;
+        let running = self.running.iter().filter(of_tenant).map(|request| self.load_of(request, 1));
+        let waiting = self.waiting.iter().filter(of_tenant).map(|request| self.load_of(request, 0));
         running.chain(waiting).fold(Load::default(), Load::and)
     }
 

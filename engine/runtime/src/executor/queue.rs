@@ -131,6 +131,29 @@ fn those_whose_time_is_up_together_do_not_meet_again() {
     assert_eq!(told(&mut other), Some(waits[0]));
 }
 
+#[test]
+fn when_to_come_back_says_nothing_of_other_tenants() {
+    let told = |others: u8, tokens: u32, answer: usize| {
+        let mut executor =
+            executor(EngineConfig { sequences_max: 1, queue_max: 64, queue_wait_max_ms: 1000, ..CONFIG });
+        let _others: Vec<Steps> =
+            (1..=others).map(|request| submit(&mut executor, request, 1, tokens, answer).unwrap()).collect();
+        let mut own: Vec<Steps> =
+            (80..95).map(|request| submit(&mut executor, request, 2, 200, 100).unwrap()).collect();
+        assert!(executor.step());
+        executor.pass(Duration::from_millis(1001));
+        assert!(executor.step());
+        let told = |steps: &mut Steps| match read(steps, &mut String::new()) {
+            Some(StepError::Expired { retry_after_ms }) => retry_after_ms,
+            other => panic!("{other:?}"),
+        };
+        own.iter_mut().map(told).collect::<Vec<u64>>()
+    };
+    let beside_one = told(1, 20, 10);
+    assert!(beside_one.is_sorted() && beside_one[0] < beside_one[14], "{beside_one:?}");
+    assert_eq!(told(40, 100, 60), beside_one);
+}
+
 fn exclusive() -> Tenancy {
     Tenancy::new([(label(1), TenantTerms { exclusive: true, ..TenantTerms::default() })]).unwrap()
 }
