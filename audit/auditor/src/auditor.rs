@@ -4,7 +4,7 @@ use crate::page_lives::{Owner, PageLives};
 use crate::traces::Traces;
 use audit_provenance::{Body, Entry, PageClass, SealReason, Sealing, TenantRef};
 use audit_tlog::{Checkpoint, VerifierKey};
-use audit_verify::{LogFollower, LogRefusal, ReceiptRefusal, check_trace};
+use audit_verify::{LogFollower, LogRefusal, ReceiptRefusal, SelfTests, check_trace};
 use audit_witness::{Examine, Examined};
 use std::collections::VecDeque;
 use std::io;
@@ -24,6 +24,8 @@ pub struct Audited {
     pub pruned: u64,
     /// Responses that were stopped because of an isolation fault, with an incident in the log.
     pub stopped: u64,
+    /// How often the gateway tried its own detectors. Nothing is objected to for that: whoever reads it judges.
+    pub self_tests: SelfTests,
 }
 
 /// Of a hundred responses, so many may be without their trace: crashes lose some.
@@ -214,6 +216,9 @@ impl Rules {
                 self.audited.pruned += 1;
                 self.audited.without_trace -= 1;
             }
+        }
+        if let Body::SelfTest(test) = &entry.body {
+            self.audited.self_tests.take(entry.head.wall_us, test);
         }
         let (Body::Sealed(sealed), Some(link)) = (&entry.body, entry.head.tenant) else { return Ok(()) };
         self.audited.responses += 1;

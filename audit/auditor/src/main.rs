@@ -8,7 +8,7 @@
 use anyhow::{Context as _, bail};
 use audit_auditor::{Audited, Auditor, WITHOUT_TRACE_PERCENT};
 use audit_tlog::{CHECKPOINT_BYTES_MAX, Checkpoint, VerifierKey};
-use audit_verify::read_file;
+use audit_verify::{SelfTests, read_file};
 use audit_witness::{Examine, Examined, Witness, make_key, serve_until_signal};
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -165,10 +165,16 @@ fn catch_up(auditor: &Auditor, checkpoint: &Checkpoint) -> Result<Audited, Exami
 }
 
 fn told(audited: Audited) -> String {
-    let Audited { entries, responses, without_trace, pruned, stopped } = audited;
+    let Audited { entries, responses, without_trace, pruned, stopped, self_tests } = audited;
     let dropped = if pruned > 0 { format!(", {pruned} whose trace was dropped for its age") } else { String::new() };
+    let SelfTests { tests, failed, longest_gap_us, .. } = self_tests;
+    let gap_s = longest_gap_us.div_ceil(1_000_000);
+    let tested = match tests {
+        0 => "no self-tests".to_owned(),
+        _ => format!("{tests} self-tests, {failed} of them failed, at most {gap_s} s from one to the next"),
+    };
     format!(
-        "{entries} entries, {responses} responses, {stopped} of them stopped, {without_trace} without their trace{dropped}"
+        "{entries} entries, {responses} responses, {stopped} of them stopped, {without_trace} without their trace{dropped}; {tested}"
     )
 }
 

@@ -5,11 +5,14 @@
 mod forged;
 
 use audit_auditor::{Audited, Auditor, Examined, WITHOUT_TRACE_PERCENT};
-use audit_provenance::{Body, ChunkRun, PageClass, PageRun, Prune, SealReason, TenantRef, Trace};
+use audit_provenance::{
+    Body, ChunkRun, DetectorTrial, PageClass, PageRun, Prune, SealReason, SelfTest, TenantRef, Trace,
+};
 use audit_tlog::{AddCheckpoint, Checkpoint};
+use audit_verify::SelfTests;
 use audit_witness::{Answer, Witness, make_key};
 use forged::{ACME, Forge, GLOBEX, incident, opened, sealed, signer, trace};
-use policies_domain::{Generation, PageId};
+use policies_domain::{Generation, PageId, Trial};
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -105,6 +108,21 @@ fn a_sound_log_is_read_as_it_grows() {
     assert_eq!((audited.entries, audited.responses, audited.without_trace), (401, 200, 0));
     assert_eq!(auditor.audit(&checkpoint, |_| {}), Ok(audited), "the same checkpoint again");
     assert_eq!(made.audited(), Ok(audited), "and from the beginning");
+}
+
+#[test]
+fn self_tests_are_counted_and_nothing_is_objected_to_for_them() {
+    let mut made = Made::new();
+    for works in [true, false, true] {
+        let trial = Trial { control_passed: true, fault_found: works };
+        let detectors = vec![DetectorTrial { detector: "gate".to_owned(), trial }];
+        let incident = if works { None } else { Some([9; 16]) };
+        made.forge.add(None, Body::SelfTest(SelfTest { incident, detectors }));
+    }
+    made.answer(ACME, 1, &reads(4, 1, PageClass::Own));
+    let audited = made.audited().unwrap();
+    let SelfTests { tests, failed, longest_gap_us, .. } = audited.self_tests;
+    assert_eq!((tests, failed, longest_gap_us, audited.responses), (3, 1, 1_000, 1));
 }
 
 #[test]

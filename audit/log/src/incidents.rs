@@ -10,7 +10,7 @@ use crate::queue::{Queued, Reply, failed};
 use crate::sequence::{Commit, Draft};
 use audit_provenance::{
     ActorRef, Body, Containment, CosignerLag, CosignerRole, Entry, Incident, IncidentLife, IncidentMoveError,
-    IncidentStage, IncidentState, TenantRef,
+    IncidentStage, IncidentState, SelfTest, TenantRef,
 };
 use policies_domain::{Digest, Principal, TenantName};
 use std::collections::{BTreeMap, HashMap};
@@ -47,11 +47,18 @@ pub(crate) struct Incidents {
     order: Vec<[u8; 16]>,
     /// Cosigners of whom the last word is that they have fallen behind, by the incident that says so.
     lagging: BTreeMap<[u8; 16], Cosigner>,
+    /// The incident of self-tests that failed, while none has passed since.
+    failing_self_test: Option<[u8; 16]>,
+    /// The last entry of one.
+    newest_self_test: Option<u64>,
 }
 
 impl Incidents {
     /// Notes a committed entry.
     pub(crate) fn note(&mut self, index: u64, leaf: Digest, entry: &Entry) -> Result<(), IncidentMoveError> {
+        if matches!(entry.body, Body::SelfTest(_)) {
+            self.newest_self_test = Some(index);
+        }
         match (&entry.body, entry.head.tenant) {
             (Body::Incident(incident), Some(link)) => {
                 let (tenant, victim) = (Some(link.tenant), incident.victim);
@@ -61,13 +68,19 @@ impl Incidents {
                 self.detected(lag.incident, Known::detected(index, leaf));
                 self.lagging.insert(lag.incident, (lag.role, lag.cosigner.clone()));
             }
+            // One that goes on is the same incident.
+            (Body::SelfTest(SelfTest { incident: Some(incident), .. }), None) if !self.known.contains_key(incident) => {
+                self.detected(*incident, Known::detected(index, leaf));
+                self.failing_self_test = Some(*incident);
+            }
             (Body::IncidentState(state), _) => {
                 if let Some(known) = self.known.get_mut(&state.incident) {
                     known.life = known.life.after(state, leaf)?;
                     known.entries.push((index, leaf));
-                    // A lag that goes on after persons have closed it is another incident.
+                    // What goes on after persons have closed it is another incident.
                     if state.state == IncidentStage::Contained || state.state.is_closed() {
                         self.lagging.remove(&state.incident);
+                        self.failing_self_test.take_if(|incident| *incident == state.incident);
                     }
                 }
             }
@@ -92,6 +105,16 @@ impl Incidents {
         self.lagging.iter().map(|(id, cosigner)| (cosigner.clone(), IncidentId(*id))).collect()
     }
 
+    /// The incident of self-tests that failed, while none has passed since.
+    pub(crate) fn failing_self_test(&self) -> Option<IncidentId> {
+        self.failing_self_test.map(IncidentId)
+    }
+
+    /// Index of the newest self-test.
+    pub(crate) fn newest_self_test(&self) -> Option<u64> {
+        self.newest_self_test
+    }
+
     /// Whether an auditor is among them.
     pub(crate) fn an_auditor_lags(&self) -> bool {
         self.lagging.values().any(|(role, _)| *role == CosignerRole::Auditor)
@@ -110,6 +133,9 @@ pub(crate) fn refuse_forbidden(incidents: &Incidents, queued: Vec<Queued>) -> Ve
         match &draft.body {
             Body::Incident(Incident { incident, .. }) | Body::Lag(CosignerLag { incident, .. }) => {
                 stages.insert(*incident, IncidentStage::Detected);
+            }
+            Body::SelfTest(SelfTest { incident: Some(incident), .. }) if incidents.life(incident).is_none() => {
+                stages.entry(*incident).or_insert(IncidentStage::Detected);
             }
             Body::IncidentState(state) => {
                 let held = stages.get(&state.incident).copied();
@@ -214,6 +240,8 @@ pub enum Detected {
     },
     /// An auditor or a witness that has fallen behind: nobody's request.
     Lag(CosignerLag),
+    /// A detector that does not work: nobody's request.
+    SelfTest(SelfTest),
 }
 
 impl IncidentReport {
@@ -349,6 +377,7 @@ impl AuditLog {
             let detected = match (entry.body, known.tenant, &mut report) {
                 (Body::Incident(incident), Some(tenant), None) => Detected::Fault { tenant, incident },
                 (Body::Lag(lag), _, None) => Detected::Lag(lag),
+                (Body::SelfTest(test), _, None) => Detected::SelfTest(test),
                 (Body::IncidentState(state), _, Some(report)) => {
                     report.moves.push(MovedAt { index, leaf, wall_us, state });
                     continue;

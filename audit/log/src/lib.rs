@@ -35,6 +35,7 @@ mod replayed;
 mod report_key;
 mod retention;
 mod segment;
+mod self_tests;
 mod sequence;
 mod signer;
 mod slot;
@@ -46,9 +47,9 @@ mod trace_file;
 mod witness;
 
 pub use audit_provenance::{
-    ActorRef, AuditVerdict, Containment, CosignerLag, CosignerRole, EngineFaultClass, Handover, Incident,
-    IncidentClass, IncidentMoveError, IncidentStage, IncidentState, IsolationAudit, Leg, Released, ReleasedSteps,
-    ReplayOutcome, ReplayTime, SealReason, Violation,
+    ActorRef, AuditVerdict, Containment, CosignerLag, CosignerRole, DetectorTrial, EngineFaultClass, Handover,
+    Incident, IncidentClass, IncidentMoveError, IncidentStage, IncidentState, IsolationAudit, Leg, Released,
+    ReleasedSteps, ReplayOutcome, ReplayTime, SealReason, SelfTest, Violation,
 };
 pub use audit_provenance::{EpochKey, ErasureAt, ErasureBasis, Held, Hold, HoldReason, KeepingError};
 pub use audit_provenance::{PageClass, PageRun, TenantRef};

@@ -99,6 +99,9 @@ pub enum AppendError {
     /// There was no violation to refuse for.
     #[error("there was no violation")]
     NoViolation,
+    /// No entry can tell of it: no detector was tried, or too many, or one of them twice, or without a name.
+    #[error("no entry can tell of such a self-test")]
+    SelfTest,
     /// The log has no such incident.
     #[error("the log has no such incident")]
     NoIncident,

@@ -10,7 +10,8 @@ use crate::segment::{Place, SegmentWriter, TracePlace, encode_frame, next_frame}
 use crate::slot::Slot;
 use crate::storage::{Storage, StoredFile};
 use audit_provenance::{
-    Body, CosignerLag, Entry, EntryVersion, Erasure, Head, Incident, IncidentLife, IncidentState, TenantLink, TenantRef,
+    Body, CosignerLag, Entry, EntryVersion, Erasure, Head, Incident, IncidentLife, IncidentState, SelfTest, TenantLink,
+    TenantRef,
 };
 use audit_tlog::{Checkpoint, Edge, Hash, leaf_hash};
 use policies_domain::Digest;
@@ -198,6 +199,9 @@ impl Sequencer {
     fn note_incident(&mut self, body: &Body, leaf: Digest) -> Result<(), LogFault> {
         match body {
             Body::Incident(Incident { incident, .. }) | Body::Lag(CosignerLag { incident, .. }) => {
+                self.moved.insert(*incident, IncidentLife::detected(leaf));
+            }
+            Body::SelfTest(SelfTest { incident: Some(incident), .. }) if self.life(incident).is_none() => {
                 self.moved.insert(*incident, IncidentLife::detected(leaf));
             }
             Body::IncidentState(state) => {

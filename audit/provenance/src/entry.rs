@@ -8,6 +8,7 @@ use crate::isolation_audit::IsolationAudit;
 use crate::keeping::{Erased, Erasure, Hold, Prune, Release};
 use crate::lag::CosignerLag;
 use crate::replay::Replay;
+use crate::self_test::SelfTest;
 use policies_domain::{Digest, RequestId};
 use sha2::{Digest as _, Sha256};
 
@@ -27,7 +28,7 @@ pub enum EntryVersion {
     V2 = 2,
     /// Without what is said of keeping and destroying: [`Body::Erasure`] and the four after it.
     V3 = 3,
-    /// Without [`Body::Lag`].
+    /// Without [`Body::Lag`] and [`Body::SelfTest`].
     V4 = 4,
     /// As `entry.cddl` has it.
     V5 = 5,
@@ -198,6 +199,8 @@ pub enum Body {
     Prune(Prune),
     /// An auditor or a witness has fallen behind.
     Lag(CosignerLag),
+    /// The gateway tried its own detectors.
+    SelfTest(SelfTest),
     /// What a start had to discard.
     Recovered {
         /// Whole entries that were never acknowledged.
@@ -390,6 +393,7 @@ impl Body {
             Self::Release(_) => 15,
             Self::Prune(_) => 16,
             Self::Lag(_) => 18,
+            Self::SelfTest(_) => 19,
         }
     }
 
@@ -413,6 +417,7 @@ impl Body {
             Self::Release(_) => "release",
             Self::Prune(_) => "prune",
             Self::Lag(_) => "lag",
+            Self::SelfTest(_) => "self_test",
         }
     }
 
@@ -427,6 +432,7 @@ impl Body {
             Self::Erased(_) => 4,
             Self::Erasure(_) | Self::Hold(_) => 5,
             Self::Lag(_) => 7,
+            Self::SelfTest(_) => 2,
             Self::Replay(_) => 8,
             Self::IncidentState(_) => 9,
             Self::Heartbeat => 0,
@@ -476,6 +482,7 @@ impl Body {
             Self::Release(release) => release.encode(writer),
             Self::Prune(prune) => prune.encode(writer),
             Self::Lag(lag) => lag.encode(writer),
+            Self::SelfTest(test) => test.encode(writer),
             Self::Recovered { entries_discarded, bytes_discarded } => {
                 writer.uint(0).uint(*entries_discarded).uint(*bytes_discarded);
             }
@@ -509,6 +516,7 @@ impl Body {
             15 if version >= EntryVersion::V4 => Self::Release(Release::decode(reader)?),
             16 if version >= EntryVersion::V4 => Self::Prune(Prune::decode(reader)?),
             18 if version >= EntryVersion::V5 => Self::Lag(CosignerLag::decode(reader)?),
+            19 if version >= EntryVersion::V5 => Self::SelfTest(SelfTest::decode(reader)?),
             kind => return Err(DecodeError::Kind { kind }),
         })
     }
@@ -527,11 +535,7 @@ fn decode_opened(version: EntryVersion, reader: &mut Reader<'_>) -> Result<Opene
             _ => Some(Digest(reader.fixed("fingerprint")?)),
         },
         build: Digest(reader.fixed("build")?),
-        stream: match reader.uint()? {
-            0 => false,
-            1 => true,
-            _ => return Err(DecodeError::Range { field: "stream" }),
-        },
+        stream: yes_or_no(reader, "stream")?,
     };
     exactly(reader, 0, "mode")?;
     Ok(opened)
@@ -610,6 +614,11 @@ impl Entry {
 
 pub(crate) fn exactly(reader: &mut Reader<'_>, number: u64, field: &'static str) -> Result<(), DecodeError> {
     if reader.uint()? == number { Ok(()) } else { Err(DecodeError::Range { field }) }
+}
+
+/// 0 for no and 1 for yes.
+pub(crate) fn yes_or_no(reader: &mut Reader<'_>, field: &'static str) -> Result<bool, DecodeError> {
+    numbered(&[false, true], reader.uint()?, field)
 }
 
 pub(crate) fn numbered<T: Copy>(all: &[T], number: u64, field: &'static str) -> Result<T, DecodeError> {

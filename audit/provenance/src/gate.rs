@@ -3,7 +3,7 @@
 
 use crate::released::Released;
 use crate::trace::{PageClass, PageRecord};
-use policies_domain::{Generation, Label, PageId, PageRead, PageTrace, Permit, RequestId, SealError, Step};
+use policies_domain::{Canary, Generation, Label, PageId, PageRead, PageTrace, Permit, RequestId, SealError, Step};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
@@ -153,9 +153,13 @@ impl Gate {
     /// A gate for the one request that the permit is good for.
     #[must_use]
     pub fn new(permit: &Permit) -> Self {
+        Self::bound(permit.request(), permit.label())
+    }
+
+    fn bound(request: RequestId, clearance: Label) -> Self {
         Self {
-            request: permit.request(),
-            clearance: permit.label(),
+            request,
+            clearance,
             step_next: 0,
             tokens: 0,
             records: Vec::new(),
@@ -165,6 +169,15 @@ impl Gate {
             examined: 0,
             closed_by: None,
         }
+    }
+
+    /// Whether a gate of a canary's lets its first step pass. It is the gate that all responses go through; what it releases goes
+    /// nowhere, so a canary's text is never anybody's answer.
+    ///
+    /// # Errors
+    /// What the gate says of the step.
+    pub fn try_with(canary: Canary, step: Step) -> Result<(), Violation> {
+        Self::bound(canary.request(), canary.label()).check(step).map(drop)
     }
 
     /// Releases the step's text if everything that the step read may reach the principal.

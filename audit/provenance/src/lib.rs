@@ -17,6 +17,7 @@ mod lag;
 mod released;
 mod replay;
 mod report_key;
+mod self_test;
 mod trace;
 
 pub use cbor::DecodeError;
@@ -37,4 +38,5 @@ pub use lag::{CosignerLag, CosignerRole};
 pub use released::{Released, ReleasedSteps};
 pub use replay::{Replay, ReplayOutcome, ReplayTime};
 pub use report_key::{REPORT_KEY_PURPOSE, report_key_name, report_key_text};
+pub use self_test::{DETECTORS_MAX, DetectorTrial, SelfTest};
 pub use trace::{ChunkRun, ChunkRuns, PageClass, PageRecord, PageRun, TRACE_RUNS_MAX, Trace};

@@ -3,12 +3,12 @@
 
 use audit_provenance::{
     AuditVerdict, Body, ChunkChain, ChunkRun, ChunkRuns, Commitment, Containment, CosignerLag, CosignerRole, Coverage,
-    DecodeError, Disclosure, DisclosureVersion, ENTRY_BYTES_MAX, EngineFault, EngineFaultClass, Entry, EntryVersion,
-    Erased, Erasure, ErasureBasis, Field, Handover, Head, Hold, HoldReason, Incident, IncidentClass, IncidentLife,
-    IncidentMoveError, IncidentStage, IncidentState, IsolationAudit, Opened, Openings, PageCounts, Prune, Release,
-    Replay, ReplayOutcome, ReplayTime, SCHEMA, SealReason, Sealing, TenantLink, Trace,
+    DecodeError, DetectorTrial, Disclosure, DisclosureVersion, ENTRY_BYTES_MAX, EngineFault, EngineFaultClass, Entry,
+    EntryVersion, Erased, Erasure, ErasureBasis, Field, Handover, Head, Hold, HoldReason, Incident, IncidentClass,
+    IncidentLife, IncidentMoveError, IncidentStage, IncidentState, IsolationAudit, Opened, Openings, PageCounts, Prune,
+    Release, Replay, ReplayOutcome, ReplayTime, SCHEMA, SealReason, Sealing, SelfTest, TenantLink, Trace,
 };
-use policies_domain::{Digest, RequestId};
+use policies_domain::{Digest, RequestId, Trial};
 use proptest::prelude::*;
 use std::path::PathBuf;
 
@@ -127,6 +127,7 @@ fn entries() -> Vec<Entry> {
     .into_iter()
     .chain(keeping())
     .chain(lags())
+    .chain(self_tests())
     .chain([Entry { head: head(false), body: Body::Heartbeat }])
     .collect()
 }
@@ -145,8 +146,19 @@ fn lags() -> [Entry; 2] {
     [auditor, witness].map(|lag| Entry { head: head(false), body: Body::Lag(lag) })
 }
 
-fn is_a_lag(body: &Body) -> bool {
-    matches!(body, Body::Lag(_))
+fn self_tests() -> [Entry; 2] {
+    let tried = |detector: &str, control_passed, fault_found| DetectorTrial {
+        detector: detector.to_owned(),
+        trial: Trial { control_passed, fault_found },
+    };
+    let passed = SelfTest { incident: None, detectors: vec![tried("gate", true, true), tried("seal", true, true)] };
+    let detectors = vec![tried("gate", true, false), tried("seal", false, true), tried("ledger", true, true)];
+    let failed = SelfTest { incident: Some([52; 16]), detectors };
+    [passed, failed].map(|test| Entry { head: head(false), body: Body::SelfTest(test) })
+}
+
+fn is_of_version_5(body: &Body) -> bool {
+    matches!(body, Body::Lag(_) | Body::SelfTest(_))
 }
 
 fn keeping() -> Vec<Entry> {
@@ -257,7 +269,7 @@ fn entries_of_version_1_are_read_as_they_were() {
             }
             Body::Replay(_) => assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind: 9 })),
             Body::IncidentState(_) => assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind: 10 })),
-            body if is_of_keeping(&body) || is_a_lag(&body) => {
+            body if is_of_keeping(&body) || is_of_version_5(&body) => {
                 assert!(matches!(Entry::decode(&older.encode()), Err(DecodeError::Kind { .. })))
             }
             _ => assert_eq!(Entry::decode(&older.encode()), Ok(older)),
@@ -298,7 +310,7 @@ fn entries_of_version_2_are_read_as_they_were() {
             }
             Body::Replay(_) => assert_eq!(Entry::decode(&older), Err(DecodeError::Kind { kind: 9 })),
             Body::IncidentState(_) => assert_eq!(Entry::decode(&older), Err(DecodeError::Kind { kind: 10 })),
-            body if is_of_keeping(&body) || is_a_lag(&body) => {
+            body if is_of_keeping(&body) || is_of_version_5(&body) => {
                 assert!(matches!(Entry::decode(&older), Err(DecodeError::Kind { .. })))
             }
             _ => assert!(Entry::decode(&older).is_ok()),
@@ -325,14 +337,39 @@ fn check_older(file: &str, version: EntryVersion, now: &[Entry]) {
     }
 }
 
-/// As version 4 had them: all that version 5 has, but for cosigners that have fallen behind.
+/// As version 4 had them: all that version 5 has, but for cosigners that have fallen behind and for self-tests.
 #[test]
 fn entries_of_version_4_are_read_as_they_were() {
-    let now: Vec<Entry> = entries().into_iter().filter(|entry| !is_a_lag(&entry.body)).collect();
+    let now: Vec<Entry> = entries().into_iter().filter(|entry| !is_of_version_5(&entry.body)).collect();
     check_older("entries-v4.txt", EntryVersion::V4, &now);
-    for entry in lags() {
+    for (kind, entry) in [18, 18, 19, 19].into_iter().zip(lags().into_iter().chain(self_tests())) {
         let older = Entry { head: Head { version: EntryVersion::V4, ..entry.head }, body: entry.body };
-        assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind: 18 }));
+        assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind }));
+    }
+}
+
+#[test]
+fn a_self_test_that_failed_has_an_incident_and_no_other_has_one() {
+    let [Entry { body: Body::SelfTest(passed), .. }, Entry { body: Body::SelfTest(failed), .. }] = self_tests() else {
+        panic!("no self-tests")
+    };
+    let read =
+        |test: SelfTest| Entry::decode(&Entry { head: head(false), body: Body::SelfTest(test) }.encode()).is_ok();
+    assert!(read(passed.clone()) && read(failed.clone()));
+    assert_eq!((passed.failed(), failed.failed()), (vec![], vec!["gate", "seal"]));
+    assert!(!read(SelfTest { incident: failed.incident, ..passed.clone() }));
+    assert!(!read(SelfTest { incident: None, ..failed }));
+    let with = |detectors| SelfTest { detectors, ..passed.clone() };
+    let named = |name: String| DetectorTrial { detector: name, ..passed.detectors[0].clone() };
+    assert!(read(with((0..32).map(|number| named(format!("{number:064}"))).collect())), "as many as fit");
+    for detectors in [
+        vec![],
+        vec![named("gate".into()), named("gate".into())],
+        vec![named(String::new())],
+        vec![named("x".repeat(65))],
+        (0..33).map(|number| named(number.to_string())).collect(),
+    ] {
+        assert!(!read(with(detectors.clone())), "{detectors:?}");
     }
 }
 
@@ -349,7 +386,7 @@ fn whoever_is_within_the_limit_or_has_cosigned_everything_has_not_fallen_behind(
 /// As version 3 had them: all that version 4 has, but for what is said of keeping and destroying.
 #[test]
 fn entries_of_version_3_are_read_as_they_were() {
-    let now = entries().into_iter().filter(|entry| !is_of_keeping(&entry.body) && !is_a_lag(&entry.body));
+    let now = entries().into_iter().filter(|entry| !is_of_keeping(&entry.body) && !is_of_version_5(&entry.body));
     check_older("entries-v3.txt", EntryVersion::V3, &now.collect::<Vec<_>>());
     for (kind, entry) in [12, 12, 13, 14, 14, 15, 16].into_iter().zip(keeping()) {
         let older = Entry { head: Head { version: EntryVersion::V3, ..entry.head }, body: entry.body };

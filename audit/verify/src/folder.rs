@@ -1,6 +1,7 @@
 //! A whole log, from its files: every entry hashed and read, every tile, the root, every tenant's chain, every pair.
 
 use crate::file::read_file;
+use crate::self_tests::{SelfTestIncidents, SelfTests};
 use crate::witnesses::{WitnessRefusal, Witnessed, Witnesses};
 use audit_provenance::{
     Body, DecodeError, ENTRY_BYTES_MAX, Entry, EntryVersion, IncidentClass, IncidentLife, IncidentMoveError, Keeping,
@@ -30,6 +31,8 @@ pub struct LogReport {
     pub audits: BTreeMap<&'static str, u64>,
     /// What came of computing responses again, by outcome.
     pub replays: BTreeMap<&'static str, u64>,
+    /// How often the gateway tried its own detectors.
+    pub self_tests: SelfTests,
     /// Incidents by where they stand.
     pub incidents: BTreeMap<&'static str, u64>,
     /// Erased keys: how many, and of how many the log does not say that no file is left.
@@ -190,6 +193,12 @@ pub enum LogRefusal {
         /// Its index.
         index: u64,
     },
+    /// A self-test stands in a tenant's chain.
+    #[error("entry {index} says in a tenant's chain what came of a self-test")]
+    SelfTest {
+        /// Its index.
+        index: u64,
+    },
     /// What was held is destroyed, an erased key is used, or what is said of keeping does not follow from what was said before.
     #[error("entry {index}: {source}")]
     Keeping {
@@ -221,9 +230,8 @@ impl LogRefusal {
             Self::Entry { .. } | Self::Genesis { .. } | Self::Version { .. } => "entries",
             Self::TenantNumber { .. } | Self::TenantLink { .. } | Self::NoTenant { .. } => "tenants",
             Self::OpenedTwice { .. } | Self::Pairing { .. } => "pairing",
-            Self::Incident { .. } | Self::IncidentMove { .. } | Self::NoIncident { .. } | Self::Lag { .. } => {
-                "incidents"
-            }
+            Self::Incident { .. } | Self::IncidentMove { .. } | Self::NoIncident { .. } => "incidents",
+            Self::Lag { .. } | Self::SelfTest { .. } => "incidents",
             Self::Keeping { .. } => "keeping",
             Self::Replay { .. } => "replays",
             Self::Fault { .. } => "faults",
@@ -405,6 +413,7 @@ struct Story {
     kinds: Counts,
     reasons: Counts,
     incidents: HashMap<[u8; 16], (Option<TenantRef>, IncidentLife)>,
+    self_test_incidents: SelfTestIncidents,
     keeping: Keeping,
     report: LogReport,
 }
@@ -467,6 +476,7 @@ impl Story {
             reasons: BTreeMap::new(),
             audits: BTreeMap::new(),
             replays: BTreeMap::new(),
+            self_tests: SelfTests::default(),
             incidents: BTreeMap::new(),
             erasures: (0, 0),
             holds: 0,
@@ -477,9 +487,21 @@ impl Story {
             wall_us: (0, 0),
         };
         let (tenants, open, ended, leaves, kinds, reasons, incidents, keeping) = Default::default();
-        let key = key.clone();
-        let version = EntryVersion::V1;
-        Self { key, version, tenants, open, ended, leaves, kinds, reasons, incidents, keeping, report }
+        let (key, version, self_test_incidents) = (key.clone(), EntryVersion::V1, SelfTestIncidents::default());
+        Self {
+            key,
+            version,
+            tenants,
+            open,
+            ended,
+            leaves,
+            kinds,
+            reasons,
+            incidents,
+            self_test_incidents,
+            keeping,
+            report,
+        }
     }
 
     /// Makes room for the requests of so many entries. A checkpoint may say anything: for some of them, then.
@@ -548,6 +570,15 @@ impl Story {
                     return Err(LogRefusal::Lag { index });
                 }
                 self.detected(index, lag.incident, None, leaf)?;
+            }
+            Body::SelfTest(test) => {
+                if tenant.is_ok() {
+                    return Err(LogRefusal::SelfTest { index });
+                }
+                self.report.self_tests.take(entry.head.wall_us, test);
+                if let Some(incident) = self.self_test_incidents.begins(test) {
+                    self.detected(index, incident, None, leaf)?;
+                }
             }
             Body::Fault(fault) => {
                 let opened = (fault.opened_index, fault.opened_leaf);

@@ -12,6 +12,7 @@ mod mine;
 mod page;
 mod receipt;
 mod response;
+mod self_tests;
 mod witnesses;
 
 pub use audit_evidence::{BUNDLE_BYTES_MAX, Statement, rfc3339};
@@ -24,4 +25,5 @@ pub use mine::{Held, HistoryFault, MINE_BYTES_MAX, MineRefusal, MineReport, chec
 pub use page::{VerifierPage, page};
 pub use receipt::{Evidence, ReceiptRefusal, ReceiptReport, ReplayAnswer, Unchecked, check_receipt, check_trace};
 pub use response::{PayloadError, RESPONSE_BYTES_MAX, payloads};
+pub use self_tests::SelfTests;
 pub use witnesses::{WitnessRefusal, Witnessed, Witnesses, WitnessesError};

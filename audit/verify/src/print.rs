@@ -8,7 +8,7 @@ pub(crate) use mine::{mine, mine_json};
 
 use crate::GivenKey;
 use audit_provenance::{Coverage, Handover, Opened, SealReason};
-use audit_verify::{ConsistencyReport, LogReport, ReceiptReport, Unchecked, Witnessed, rfc3339};
+use audit_verify::{ConsistencyReport, LogReport, ReceiptReport, SelfTests, Unchecked, Witnessed, rfc3339};
 use serde_json::json;
 use std::fmt::{Display, Write as _};
 
@@ -210,6 +210,18 @@ pub(crate) fn log(report: &LogReport, key: &GivenKey) -> String {
     if !report.replays.is_empty() {
         lines.line("replays", counts(&report.replays));
     }
+    if report.self_tests.tests > 0 {
+        let SelfTests { tests, failed, longest_gap_us, .. } = report.self_tests;
+        let gap = match tests {
+            1 => String::new(),
+            _ => format!(
+                ", at most {}.{:03} s from one to the next",
+                longest_gap_us / 1_000_000,
+                longest_gap_us / 1_000 % 1_000
+            ),
+        };
+        lines.line("self-tests", format_args!("{tests}{gap}, {failed} failed"));
+    }
     if !report.incidents.is_empty() {
         lines.line("incidents", counts(&report.incidents));
     }
@@ -247,6 +259,13 @@ pub(crate) fn log_json(report: &LogReport, key: &GivenKey) -> String {
         "unsealed": report.unsealed,
         "audits": report.audits,
         "replays": report.replays,
+        "self_tests": {
+            "tests": report.self_tests.tests,
+            "failed": report.self_tests.failed,
+            "longest_gap_us": report.self_tests.longest_gap_us,
+            "first_us": report.self_tests.first_us,
+            "last_us": report.self_tests.last_us,
+        },
         "incidents": report.incidents,
         "erasures": report.erasures.0,
         "erasures_not_done": report.erasures.1,

@@ -5,14 +5,14 @@
 mod forged;
 
 use audit_provenance::{
-    AuditVerdict, Body, Containment, CosignerLag, CosignerRole, EngineFault, EngineFaultClass, EntryVersion, Incident,
-    IncidentClass, IncidentStage, IncidentState, IsolationAudit, Opened, PageCounts, Replay, ReplayOutcome, ReplayTime,
-    SealReason, Sealing, TenantLink, Trace,
+    AuditVerdict, Body, Containment, CosignerLag, CosignerRole, DetectorTrial, EngineFault, EngineFaultClass,
+    EntryVersion, Incident, IncidentClass, IncidentStage, IncidentState, IsolationAudit, Opened, PageCounts, Replay,
+    ReplayOutcome, ReplayTime, SealReason, Sealing, SelfTest, TenantLink, Trace,
 };
 use audit_tlog::TlogProof;
 use audit_verify::{Evidence, LogReport, ReplayAnswer, check_log, check_receipt};
 use forged::{ACME, Forge, GLOBEX, PAYLOADS, genesis, incident, opened, sealed, signer, trace};
-use policies_domain::{Digest, RequestId};
+use policies_domain::{Digest, RequestId, Trial};
 use std::path::PathBuf;
 
 fn check(forge: &Forge) -> Result<LogReport, String> {
@@ -301,6 +301,53 @@ fn an_incident_moves_as_it_may_and_in_its_own_chain() {
     nothing.answer(ACME, 1);
     nothing.add(Some(ACME), state(1, Digest([0; 32]), IncidentStage::Triaged));
     refused(&nothing, "incidents", "entry 3");
+}
+
+/// One that found what it was to find when `works`.
+fn self_test(works: bool, incident: Option<u8>) -> Body {
+    let trial = Trial { control_passed: true, fault_found: works };
+    let detectors = vec![DetectorTrial { detector: "gate".to_owned(), trial }];
+    Body::SelfTest(SelfTest { incident: incident.map(|byte| [byte; 16]), detectors })
+}
+
+#[test]
+fn self_tests_are_counted_and_one_that_failed_is_an_incident_of_no_tenant() {
+    let moved = |previous, sequence| {
+        Body::IncidentState(IncidentState {
+            incident: [1; 16],
+            sequence,
+            previous,
+            state: IncidentStage::Contained,
+            actor: None,
+            second: None,
+            evidence: None,
+            action: Containment::EngineDrained,
+            notice: None,
+        })
+    };
+    let mut forge = Forge::new();
+    forge.add(None, self_test(true, None));
+    let (_, first) = forge.add(None, self_test(false, Some(1)));
+    // It goes on: the same incident, in whose chain this is no entry.
+    forge.add(None, self_test(false, Some(1)));
+    forge.add(None, self_test(true, None));
+    forge.add(None, moved(first, 1));
+    forge.add(None, self_test(false, Some(2)));
+    let report = check(&forge).unwrap();
+    assert_eq!((report.self_tests.tests, report.self_tests.failed), (5, 3));
+    assert_eq!(
+        (report.self_tests.longest_gap_us, report.self_tests.last_us - report.self_tests.first_us),
+        (2_000, 5_000)
+    );
+    assert_eq!(report.incidents.into_iter().collect::<Vec<_>>(), [("contained", 1), ("detected", 1)]);
+
+    let mut of_a_tenant = Forge::new();
+    of_a_tenant.add(Some(ACME), self_test(true, None));
+    refused(&of_a_tenant, "incidents", "entry 1");
+    let mut nothing = Forge::new();
+    let (_, passed) = nothing.add(None, self_test(true, None));
+    nothing.add(None, moved(passed, 1));
+    refused(&nothing, "incidents", "entry 2");
 }
 
 #[test]

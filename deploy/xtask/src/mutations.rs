@@ -26,6 +26,7 @@ mod remote;
 mod replays;
 mod rows;
 mod scheduler;
+mod self_tests;
 mod signer;
 mod split;
 mod swap;
@@ -84,6 +85,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         replays::REPLAYS,
         rows::ROWS,
         scheduler::SCHEDULING,
+        self_tests::SELF_TESTING,
         split::SPLIT,
         swap::SWAPPED,
         templates::TEMPLATES,

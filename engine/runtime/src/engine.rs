@@ -1,5 +1,6 @@
 //! The handle that the gateway holds.
 
+use crate::canary::canary_step;
 use crate::compute::{Compute, CpuCompute};
 use crate::config::{EngineConfig, Split, StartEngineError, memory_bytes};
 use crate::inbox::{Inbox, Refused};
@@ -18,7 +19,7 @@ use engine_kernels::{KvKind, KvShape, KvStore};
 use engine_kv::{PAGE_TOKENS, PageCounts, PageFormat, PagePool};
 use engine_model::Model;
 use engine_scheduler::{Bounds, CostModel, Full, Tenancy};
-use policies_domain::{Epoch, Permit, Sealer};
+use policies_domain::{Canary, Epoch, Permit, Sealer, Step};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -405,6 +406,21 @@ impl Engine {
             tokens_accepted_total: counters.accepted.load(Ordering::Relaxed),
             handoff_verified: Duration::from_nanos(counters.verified_ns.load(Ordering::Relaxed)),
         }
+    }
+
+    /// The first step of a canary's request, which read one page of `page_of`: for a gateway that tries its gate with it. No other
+    /// trace can be asked for.
+    #[must_use]
+    pub fn canary_step(&self, reader: Canary, page_of: Canary) -> Step {
+        #[cfg(feature = "fault-injection")]
+        let page_of = if self.0.planted.blinds_canaries() { reader } else { page_of };
+        canary_step(reader, page_of)
+    }
+
+    /// Whether what the gateway's gate is tried with is no fault: it finds none then, as a gate that is dead would.
+    #[cfg(feature = "fault-injection")]
+    pub fn blind_canaries(&self, blind: bool) {
+        self.0.planted.blind_canaries(blind);
     }
 
     /// Replaces the planted faults.

@@ -103,6 +103,7 @@ pub(crate) struct Planted {
     unchecked: Arc<AtomicBool>,
     one_sided: Arc<AtomicBool>,
     frees_early: Arc<AtomicBool>,
+    blinds_canaries: Arc<AtomicBool>,
 }
 
 impl Planted {
@@ -128,6 +129,15 @@ impl Planted {
 
     pub(crate) fn one_sided(&self) -> bool {
         self.one_sided.load(Ordering::Relaxed)
+    }
+
+    /// What canaries read is their own, whatever they were to read.
+    pub(crate) fn blind_canaries(&self, blind: bool) {
+        self.blinds_canaries.store(blind, Ordering::Relaxed);
+    }
+
+    pub(crate) fn blinds_canaries(&self) -> bool {
+        self.blinds_canaries.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set(&self, faults: Vec<Fault>) {

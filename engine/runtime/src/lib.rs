@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod canary;
 mod compute;
 mod config;
 mod custody;
@@ -34,6 +35,7 @@ mod steps;
 mod ticket;
 mod traced_table;
 
+pub use canary::{try_ledger, try_manifest_seal, try_tag_check};
 pub use compute::Compute;
 #[cfg(feature = "fault-injection")]
 pub use compute::PlainStore;

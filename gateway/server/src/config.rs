@@ -78,7 +78,15 @@ pub struct Config {
     pub replay_digest: bool,
     /// Traces of the log are dropped when they are so many days old; never when it is `None`.
     pub retention_days: Option<NonZeroU32>,
+    /// How often the detectors are tried; never when it is `None`.
+    pub self_test_period: Option<Duration>,
 }
+
+/// An hour: what a dead detector let through is no older, and a year of entries is small beside a day's requests.
+const SELF_TEST_PERIOD: Duration = Duration::from_secs(3_600);
+/// A week.
+const SELF_TEST_SECONDS_MAX: u64 = 604_800;
+const SELF_TEST_SECONDS_WANTED: &str = "a whole number of seconds from 0 to 604800";
 
 /// A thousand years.
 const RETENTION_DAYS_MAX: u32 = 365_000;
@@ -277,6 +285,7 @@ impl Config {
             index: IndexKind::Sled,
             replay_digest: false,
             retention_days: None,
+            self_test_period: Some(SELF_TEST_PERIOD),
         }
     }
 
@@ -380,6 +389,10 @@ impl Config {
             audit.set("retention_days", RETENTION_DAYS_WANTED, &mut config.retention_days, |value| {
                 let days = u32::try_from(value.as_integer()?).ok().filter(|days| *days <= RETENTION_DAYS_MAX)?;
                 NonZeroU32::new(days).map(Some)
+            });
+            audit.set("self_test_seconds", SELF_TEST_SECONDS_WANTED, &mut config.self_test_period, |value| {
+                let seconds = u64::try_from(value.as_integer()?).ok().filter(|it| *it <= SELF_TEST_SECONDS_MAX)?;
+                Some((seconds > 0).then(|| Duration::from_secs(seconds)))
             });
         });
         settings.inside("scheduler", |scheduler| {

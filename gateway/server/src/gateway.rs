@@ -12,6 +12,7 @@ use crate::own_entries::OwnEntriesTurns;
 use crate::replays::{ReplaySettings, Replays};
 use crate::respond::RequestError;
 use crate::second_opinion::SecondOpinions;
+use crate::self_tests::{SelfTests, detectors};
 use crate::tls::{self, LoadTlsError};
 use crate::turns::{Turns, WAITING_MAX};
 use crate::webhooks::{StartWebhookError, Webhooks};
@@ -48,6 +49,7 @@ pub(crate) struct Services {
     pub(crate) tls: bool,
     pub(crate) replays: Replays,
     pub(crate) second_opinions: SecondOpinions,
+    pub(crate) self_tests: SelfTests,
     pub(crate) webhooks: Webhooks,
     pub(crate) metrics: Metrics,
     pub(crate) metrics_readers: MetricsReaders,
@@ -245,6 +247,7 @@ impl Gateway {
         let services = self.services.clone();
         let close = move || {
             // Before the log: what is not done is written down.
+            services.self_tests.stop();
             services.replays.stop();
             services.webhooks.stop();
             services.audit.shutdown();
@@ -324,6 +327,9 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         config.agreements.get(principal.name()).is_some_and(|agreement| agreement.stream == StreamShape::ConstantShape)
     });
     let constant_shapes = constant_shapes.map(|principal| principal.tenant()).collect();
+    let tried = detectors(&engine, config.engine.kv, &audit);
+    let self_tests = SelfTests::start(config.self_test_period, tried, audit.clone(), metrics.self_tests())
+        .map_err(|source| StartError::Thread { source })?;
     let services = Services {
         constant_shapes,
         keys,
@@ -340,6 +346,7 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         tls: config.tls.is_some(),
         replays,
         second_opinions,
+        self_tests,
         webhooks,
         metrics,
         metrics_readers: config.metrics,

@@ -26,6 +26,7 @@ mod respond;
 mod routes;
 mod seats;
 mod second_opinion;
+mod self_tests;
 mod serve;
 mod shape;
 mod tls;

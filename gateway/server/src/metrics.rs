@@ -40,6 +40,33 @@ pub(crate) struct Metrics {
     replays: Counter<u64>,
     replay_seconds: Counter<f64>,
     webhooks: WebhookMetrics,
+    self_tests: SelfTestMetrics,
+}
+
+/// What self-tests count.
+#[derive(Clone)]
+pub(crate) struct SelfTestMetrics {
+    tests: Counter<u64>,
+    last: Gauge<f64>,
+}
+
+impl SelfTestMetrics {
+    /// Numbers that nobody reads.
+    #[cfg(test)]
+    pub(crate) fn unread() -> Self {
+        let meter = opentelemetry_sdk::metrics::SdkMeterProvider::default().meter("test");
+        Self { tests: meter.u64_counter("tests").build(), last: meter.f64_gauge("last").build() }
+    }
+
+    /// One that was recorded, so long after 1970.
+    pub(crate) fn count(&self, passed: bool, at: Duration) {
+        self.add(passed, 1);
+        self.last.record(at.as_secs_f64(), &[]);
+    }
+
+    fn add(&self, passed: bool, tests: u64) {
+        self.tests.add(tests, &[KeyValue::new("outcome", if passed { "passed" } else { "failed" })]);
+    }
 }
 
 /// What webhooks count, by the receiver's host.
@@ -85,6 +112,11 @@ impl Metrics {
     /// For whoever delivers events.
     pub(crate) fn webhooks(&self) -> &WebhookMetrics {
         &self.webhooks
+    }
+
+    /// For whoever tries the detectors.
+    pub(crate) fn self_tests(&self) -> SelfTestMetrics {
+        self.self_tests.clone()
     }
 
     /// For whoever computes answers again.
@@ -150,11 +182,22 @@ impl Metrics {
                     .with_description("Events that a receiver has not had yet")
                     .build(),
             },
+            self_tests: SelfTestMetrics {
+                tests: meter
+                    .u64_counter("bulkhead_self_tests")
+                    .with_description("Self-tests of the detectors that were recorded, by outcome")
+                    .build(),
+                last: meter
+                    .f64_gauge("bulkhead_self_test_last_seconds")
+                    .with_description("When the last one was, in seconds since 1970")
+                    .build(),
+            },
             registry,
             _provider: provider,
         };
         // Shown from the start: a counter that appears with its first incident cannot be watched for one.
         metrics.incidents.add(0, &[]);
+        [true, false].into_iter().for_each(|passed| metrics.self_tests.add(passed, 0));
         for principal in principals {
             metrics.tokens(principal.name(), Usage::default());
             QUEUES.into_iter().for_each(|queue| metrics.refused_by(queue, principal.name(), 0));

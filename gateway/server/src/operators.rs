@@ -5,7 +5,7 @@ use crate::json::{ParseRequestError, read_object};
 use crate::respond::RequestError;
 use audit_log::{
     ActorRef, AuditLog, Containment, Detected, IncidentId, IncidentMove, IncidentReport, IncidentSide, IncidentStage,
-    MovedAt,
+    MovedAt, SelfTest,
 };
 use gateway_auth::{AuthError, KeyRing};
 use policies_domain::{Credential, Digest, TenantName};
@@ -171,6 +171,10 @@ pub(crate) fn describe(report: &IncidentReport, person: impl Fn(&ActorRef) -> St
             "class": lag.class_name(), "severity": lag.severity_name(), "cosigner": lag.cosigner,
             "entries_cosigned": lag.cosigned, "entries_published": lag.published, "behind_us": lag.behind_us,
             "limit_us": lag.limit_us, "bytes_released": 0,
+        }),
+        Detected::SelfTest(test) => json!({
+            "class": SelfTest::CLASS_NAME, "severity": SelfTest::SEVERITY_NAME, "detectors_failed": test.failed(),
+            "bytes_released": 0,
         }),
     };
     let of_all = json!({

@@ -59,6 +59,9 @@ pub(crate) enum RequestError {
     /// Nobody reads along, and this tenant is answered only while somebody does.
     #[error("the auditor of this log has fallen behind, and this tenant is answered only while it has not")]
     AuditorLags { retry_after_ms: u64 },
+    /// What a detector would find is not found now.
+    #[error("a detector of this gateway failed its self-test, and nobody is answered before one has passed")]
+    DetectorFailed { retry_after_ms: u64 },
     /// No entry, no answer.
     #[error(transparent)]
     Append(#[from] AppendError),
@@ -223,6 +226,9 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::AuditorLags { retry_after_ms } => {
             Refusal::overload(503, "auditor_lags", message, *retry_after_ms)
         }
+        RequestError::DetectorFailed { retry_after_ms } => {
+            Refusal { retry_after_ms: Some(*retry_after_ms), ..Refusal::internal(503, "self_test_failed", message) }
+        }
         RequestError::NotReplayed => Refusal::overload(503, "replay_overloaded", message, RETRY_AFTER_MS),
         RequestError::Step(StepError::Expired { retry_after_ms }) => {
             Refusal::overload(503, "queue_wait_exceeded", message, *retry_after_ms)
@@ -294,7 +300,7 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
         RequestError::AuditTooSoon { retry_after_ms } => {
             Refusal::overload(429, "audit_too_soon", message, *retry_after_ms).closing()
         }
-        RequestError::Internal | RequestError::Append(AppendError::NoViolation) => {
+        RequestError::Internal | RequestError::Append(AppendError::NoViolation | AppendError::SelfTest) => {
             Refusal::internal(500, "internal_error", message)
         }
         RequestError::Entropy => Refusal::internal(500, "no_entropy", message),

@@ -41,6 +41,8 @@ enum Route {
     Consistency,
     /// A tenant's own entries.
     OwnEntries,
+    /// Whether the detectors work.
+    SelfTest,
     /// The page that checks a receipt.
     VerifierPage,
     Audits,
@@ -66,6 +68,7 @@ impl Route {
             "/v1/isolation/key" => Some(Self::VerifierKey),
             "/v1/isolation/proof/consistency" => Some(Self::Consistency),
             own_entries::PATH => Some(Self::OwnEntries),
+            "/v1/isolation/self-test" => Some(Self::SelfTest),
             "/verify" => Some(Self::VerifierPage),
             "/v1/isolation/audits" => Some(Self::Audits),
             "/v1/isolation/incidents" => Some(Self::Incidents),
@@ -98,6 +101,7 @@ impl Route {
             | Self::VerifierKey
             | Self::Consistency
             | Self::OwnEntries
+            | Self::SelfTest
             | Self::VerifierPage
             | Self::Incidents
             | Self::OperatorIncidents
@@ -120,6 +124,7 @@ impl Route {
             Self::VerifierKey => "verifier_key",
             Self::Consistency => "consistency",
             Self::OwnEntries => "own_entries",
+            Self::SelfTest => "self_test",
             Self::VerifierPage => "verifier_page",
             Self::Audits => "audits",
             Self::Incidents => "incidents",
@@ -172,6 +177,10 @@ async fn follow(http: &mut Exchange, route: Route, on: &Arc<Services>) -> Result
         Route::VerifierKey => Answer::new(200, TEXT, on.audit.verifier_key()),
         Route::Consistency => consistency(http, on).await?,
         Route::OwnEntries => own_entries::answer(authenticate(http, on)?, http.query(), on).await?,
+        Route::SelfTest => {
+            authenticate(http, on)?;
+            Answer::new(200, JSON, on.self_tests.describe().to_string())
+        }
         Route::VerifierPage => verifier_page(),
         Route::Audits => record_audit(http, on).await?,
         Route::Incidents => incidents_of(authenticate(http, on)?, on).await?,
@@ -258,10 +267,12 @@ fn ready(on: &Services) -> Answer {
     let log = health.failed.is_none();
     // For people and their alarms: one witness that lies must not take the gateway out of service.
     let witnesses = health.witnesses.iter().all(|witness| witness.alarm.is_none());
-    let (engine, workers) = (stats.alive, !stats.worker_away);
-    let status = if engine && workers && log && !draining { 200 } else { 503 };
-    let body =
-        json!({"draining": draining, "engine": engine, "workers": workers, "audit_log": log, "witnesses": witnesses});
+    let (engine, workers, detectors) = (stats.alive, !stats.worker_away, !on.self_tests.is_failing());
+    let status = if engine && workers && log && detectors && !draining { 200 } else { 503 };
+    let body = json!({
+        "draining": draining, "engine": engine, "workers": workers, "audit_log": log, "witnesses": witnesses,
+        "detectors": detectors,
+    });
     Answer::new(status, JSON, body.to_string())
 }
 

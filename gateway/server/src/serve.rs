@@ -26,6 +26,7 @@ pub(crate) async fn serve(http: &mut Exchange, api: Api, on: &Arc<Services>) -> 
 
 async fn answer(http: &mut Exchange, api: Api, on: &Arc<Services>, principal: &Principal) -> Result<(), RequestError> {
     let body = http.body(on.limits.body_bytes_max).await?; //                 nobody unknown gets this far
+    on.self_tests.ask()?; //                                                  do the detectors work?
     let outstanding = on.second_opinions.ask(principal.tenant(), || on.audit.auditor_lags())?; // does an auditor read along?
     http.second_opinion_is(outstanding);
     let (request, seal_key) = on.mint_request()?;

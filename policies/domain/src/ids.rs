@@ -9,13 +9,19 @@ use std::sync::Arc;
 pub struct TenantId(NonZeroU32);
 
 impl TenantId {
-    /// Numbers above this are kept free for labels that are no tenant's (see [`crate::Label::bits`]).
-    pub const MAX: u32 = u32::MAX - 1;
+    /// Numbers above this are kept free: two for [`crate::Canary`], and one for labels that are no tenant's (see
+    /// [`crate::Label::bits`]).
+    pub const MAX: u32 = u32::MAX - 3;
 
     /// `None` for 0 and for numbers above [`TenantId::MAX`].
     #[must_use]
     pub fn new(number: u32) -> Option<Self> {
         if number > Self::MAX { None } else { NonZeroU32::new(number).map(Self) }
+    }
+
+    /// The number of a canary: so far above the numbers of tenants, 1 or 2.
+    pub(crate) const fn reserved(above_max: u32) -> Self {
+        Self(NonZeroU32::MIN.saturating_add(Self::MAX - 1 + above_max))
     }
 
     /// The number itself.
@@ -186,8 +192,8 @@ mod tests {
     #[test]
     fn tenant_numbers_leave_room_for_the_labels_that_are_no_tenants() {
         assert!(TenantId::new(0).is_none());
-        assert!(TenantId::new(u32::MAX).is_none());
-        assert_eq!(TenantId::new(TenantId::MAX).map(TenantId::number), Some(u32::MAX - 1));
+        assert!((TenantId::MAX + 1..=u32::MAX).all(|number| TenantId::new(number).is_none()));
+        assert_eq!(TenantId::new(TenantId::MAX).map(TenantId::number), Some(u32::MAX - 3));
     }
 
     #[test]

@@ -57,12 +57,12 @@ impl Label {
         match self.0 {
             Restriction::Nobody => 0,
             Restriction::Public => 1,
-            // INVARIANT: `TenantId::MAX` is `u32::MAX - 1`, so this cannot wrap.
+            // INVARIANT: `TenantId::MAX` is `u32::MAX - 3` and the canaries' are the two above it, so this cannot wrap.
             Restriction::Tenant(tenant) => tenant.number() + 1,
         }
     }
 
-    /// The inverse of [`Label::bits`]; `None` never happens for bits that it made.
+    /// The inverse of [`Label::bits`]; `None` for the bits of a [`crate::Canary`] alone: nothing that is read or received is one's.
     #[must_use]
     pub fn from_bits(bits: u32) -> Option<Self> {
         match bits {

@@ -4,6 +4,7 @@
 //! through a fallible `parse`, and values that grant something ([`Permit`]) only by the stage that decides it.
 #![forbid(unsafe_code)]
 
+mod canary;
 mod custody;
 mod ids;
 mod label;
@@ -12,6 +13,7 @@ mod seal;
 mod step;
 mod text;
 
+pub use canary::{Canary, Trial};
 pub use custody::{
     CustodyAct, CustodyEvent, CustodyRecord, HolderId, Outcome, Owner, PageLife, QuarantineReason, SequenceId,
     TicketKind, TransferId,

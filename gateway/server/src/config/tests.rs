@@ -32,6 +32,20 @@ fn probes_are_tenants_with_a_key() {
 }
 
 #[test]
+fn the_detectors_are_tried_each_hour_unless_it_is_said_otherwise() {
+    let config = |audit: &str| format!("data_dir = \"d\"\nmodel = \"m\"\n[audit]\n{audit}\n");
+    let read = |audit: &str| Config::parse(&config(audit)).unwrap().self_test_period;
+    assert_eq!(read(""), Some(Duration::from_secs(3_600)));
+    assert_eq!(read("self_test_seconds = 1"), Some(Duration::from_secs(1)));
+    assert_eq!(read("self_test_seconds = 604800"), Some(Duration::from_secs(604_800)));
+    assert_eq!(read("self_test_seconds = 0"), None);
+    for wrong in ["-1", "604801", "1.5", "'1'", "true"] {
+        let wanted = "`audit.self_test_seconds` must be a whole number of seconds from 0 to 604800";
+        assert_eq!(mistakes(&config(&format!("self_test_seconds = {wrong}"))), [wanted], "{wrong}");
+    }
+}
+
+#[test]
 fn a_signer_is_a_program_and_its_arguments() {
     let config = |audit: &str| format!("data_dir = \"d\"\nmodel = \"m\"\n[audit]\n{audit}\n");
     let read = |audit: &str| Config::parse(&config(audit)).unwrap().signer;

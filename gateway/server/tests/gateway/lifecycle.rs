@@ -14,13 +14,39 @@ fn chat(stream: bool, max_tokens: u32) -> String {
 }
 
 #[tokio::test]
+async fn the_detectors_are_tried_before_anybody_is_answered() {
+    let world = start(|_| ()).await;
+    let shown = world.get("/v1/isolation/self-test").await.json();
+    assert_eq!(
+        (&shown["answering"], &shown["period_seconds"], &shown["last"]["passed"]),
+        (&json!(true), &json!(3_600), &json!(true))
+    );
+    let tried = shown["last"]["detectors"].as_array().unwrap();
+    let names: Vec<_> = tried.iter().map(|tried| tried["detector"].as_str().unwrap()).collect();
+    assert_eq!(names, ["gate", "kernel tags", "ledger", "handoff seal", "text seal", "inclusion proof"]);
+    for tried in tried {
+        assert_eq!((&tried["control_passed"], &tried["fault_found"]), (&json!(true), &json!(true)), "{tried}");
+    }
+    let metrics = world.get("/metrics").await.body;
+    for line in ["bulkhead_self_tests_total{outcome=\"passed\"} 1", "bulkhead_self_tests_total{outcome=\"failed\"} 0"] {
+        assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");
+    }
+    // It is no secret among tenants, and nothing for others.
+    let mut stranger = Client::connect(world.address()).await;
+    stranger.send("GET /v1/isolation/self-test HTTP/1.1\r\nhost: test\r\n\r\n".to_owned()).await;
+    assert_eq!(stranger.response().await.status, 401);
+}
+
+#[tokio::test]
 async fn the_model_is_listed_and_the_gateway_is_ready() {
     let world = start(|_| ()).await;
     let list = world.get("/v1/models").await.json();
     assert_eq!((list["object"].as_str(), list["data"][0]["id"].as_str()), (Some("list"), Some("smol")));
     assert_eq!(world.get("/v1/models/smol").await.json()["object"], "model");
     assert_eq!(world.get("/v1/models?limit=1").await.status, 200);
-    let wanted = json!({"draining": false, "engine": true, "workers": true, "audit_log": true, "witnesses": true});
+    let wanted = json!({
+        "draining": false, "engine": true, "workers": true, "audit_log": true, "witnesses": true, "detectors": true,
+    });
     assert_eq!(world.get("/readyz").await.json(), wanted);
     world.gateway.announce_drain();
     assert_eq!(world.get("/readyz").await.status, 503);

@@ -30,7 +30,12 @@ pub(crate) fn findings(incident: &Value) -> [Value; 2] {
     let closed = matches!(state, "resolved" | "false_positive");
     // Somebody who cosigns the log has fallen behind: nothing is said of isolation then.
     let is_lag = incident.get("cosigner").is_some();
-    let kind = if is_lag { "Audit of the log" } else { "Isolation fault" };
+    let failed = incident.get("detectors_failed");
+    let kind = match (is_lag, failed) {
+        (true, _) => "Audit of the log",
+        (false, Some(_)) => "Self-test",
+        (false, None) => "Isolation fault",
+    };
     let title = format!("{kind}: {}", text("class").replace('_', " "));
     let info = json!({
         "uid": text("id"), "title": title, "types": [text("class")], "created_time": detected, "modified_time": last,
@@ -50,7 +55,13 @@ pub(crate) fn findings(incident: &Value) -> [Value; 2] {
             "generation": incident.get("generation"), "step": incident.get("step"),
         }})
     };
-    let evidence = if is_lag { lag() } else { fault() };
+    let evidence = match (is_lag, failed) {
+        (true, _) => lag(),
+        (false, Some(failed)) => {
+            json!({"data": {"entry": number("entry"), "leaf": text("leaf"), "detectors_failed": failed}})
+        }
+        (false, None) => fault(),
+    };
     let event = |class: u64, activity: u64, time: u64, status: u64| {
         json!({
             "class_uid": class, "category_uid": FINDINGS, "activity_id": activity, "type_uid": class * 100 + activity,
@@ -131,6 +142,14 @@ mod tests {
             (&detection["evidences"][0]["data"]["behind_us"], &standing["type_uid"]),
             (&json!(77), &json!(200_501))
         );
+        let self_test = json!({
+            "id": "09", "state": "contained", "class": "detector_failed", "severity": "critical", "detected_us": 1_000_000,
+            "entry": 9, "leaf": "ab", "detectors_failed": ["gate"], "bytes_released": 0, "moves": [],
+        });
+        let [detection, standing] = findings(&self_test);
+        assert_eq!(detection["finding_info"]["title"], "Self-test: detector failed");
+        assert_eq!((&detection["severity_id"], &standing["is_suspected_breach"]), (&json!(5), &json!(false)));
+        assert_eq!(detection["evidences"][0]["data"]["detectors_failed"], json!(["gate"]));
         let [detection, standing] = findings(&incident("false_positive", 7));
         assert_eq!((&detection["status_id"], &standing["type_uid"]), (&json!(3), &json!(200_503)));
         assert_eq!((&standing["verdict_id"], &standing["is_suspected_breach"]), (&json!(1), &json!(false)));
