@@ -6,7 +6,7 @@ use crate::chart::{
 use crate::controls::{CONTROLS, Finding};
 use crate::facts::{Facts, IncidentFacts, Part, Quantiles, Used};
 use crate::moment::rfc3339;
-use crate::{Evidence, REPORT_JSON, VERIFIER};
+use crate::{Evidence, REPORT_JSON, StatedSelfTests, Statement, VERIFIER};
 
 /// Incidents in a plot; the table has more.
 const LIVES_MAX: usize = 20;
@@ -56,6 +56,7 @@ pub(crate) fn document(evidence: &Evidence<'_>) -> Document {
     blocks.extend(latency(facts));
     blocks.extend(incidents(evidence));
     blocks.extend(replays(facts));
+    blocks.extend(self_tests(evidence.statement));
     blocks.extend(side_channels(evidence));
     blocks.extend(in_force(facts));
     blocks.extend(controls(facts));
@@ -338,6 +339,22 @@ fn replays(facts: &Facts) -> Vec<Block> {
         &[("the same bits", Tone::Good)],
     )));
     blocks
+}
+
+/// Entries of nobody are not in a bundle: it is the operator's word.
+fn self_tests(statement: &Statement) -> Vec<Block> {
+    let said = match statement.self_tests {
+        None => "The operator does not say how often the gateway tried its own detectors in this time.".to_owned(),
+        Some(StatedSelfTests { tests: 0, .. }) => {
+            "The operator states that the gateway did not try its own detectors in this time.".to_owned()
+        }
+        Some(StatedSelfTests { tests, failed, longest_gap_us }) => format!(
+            "The operator states that the gateway tried its own detectors {tests} times in this time, each with a control and a \
+             fault, that {failed} of these self-tests failed, and that there were at most {} from one to the next.",
+            duration(longest_gap_us),
+        ),
+    };
+    vec![Block::Heading("Self-tests"), text(said)]
 }
 
 /// -1000 log10 of a probability, as people write it.

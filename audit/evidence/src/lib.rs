@@ -31,8 +31,8 @@ pub use facts::{
 pub use manifest::{ManifestError, certified, check_manifest, sign_manifest};
 pub use moment::rfc3339;
 pub use statement::{
-    FORMAT, NameOpening, RENDERING, STATED_MAX, StatedAudit, Statement, StatementError, VictimIncident,
-    WithheldIncident,
+    FORMAT, NameOpening, RENDERING, STATED_MAX, StatedAudit, StatedSelfTests, Statement, StatementError,
+    VictimIncident, WithheldIncident,
 };
 
 use audit_tlog::Checkpoint;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// The form of a bundle; another number is not read.
 pub const FORMAT: u32 = 1;
 /// How its figures and pages are made of its entries. It changes whenever a byte of them does.
-pub const RENDERING: u32 = 1;
+pub const RENDERING: u32 = 2;
 /// Longest statement that is read.
 const STATEMENT_BYTES_MAX: usize = 16 << 20;
 /// Incidents or audits in one statement.
@@ -40,6 +40,29 @@ pub struct Statement {
     pub as_victim: Vec<VictimIncident>,
     /// Audits of side channels by probes, in chains of others.
     pub side_channels: Vec<StatedAudit>,
+    /// How often the gateway tried its own detectors in this time, as entries of nobody say; `None` where it is not told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub self_tests: Option<StatedSelfTests>,
+}
+
+/// How often the gateway tried its own detectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StatedSelfTests {
+    /// How many times.
+    pub tests: u64,
+    /// Of those, with a detector that did not work.
+    pub failed: u64,
+    /// The longest time from one to the next, in microseconds; 0 for fewer than two.
+    pub longest_gap_us: u64,
+}
+
+impl StatedSelfTests {
+    /// Whether it can be so within a time of this length.
+    #[must_use]
+    pub fn is_possible(&self, time_us: u64) -> bool {
+        self.failed <= self.tests && self.longest_gap_us <= time_us && (self.tests > 1 || self.longest_gap_us == 0)
+    }
 }
 
 /// The salt of a tenant's name.

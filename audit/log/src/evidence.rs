@@ -64,6 +64,30 @@ pub struct Gathered {
     pub as_victim: Vec<(u64, Incident, IncidentStage, u64)>,
     /// Audits of the time in chains of others.
     pub audits: Vec<(u64, IsolationAudit)>,
+    /// The gateway's self-tests of the time, which are nobody's.
+    pub self_tests: SelfTestsFound,
+}
+
+/// How often the gateway tried its own detectors.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SelfTestsFound {
+    /// How many times.
+    pub tests: u64,
+    /// Of those, with a detector that did not work.
+    pub failed: u64,
+    /// The longest time from one to the next, in microseconds; 0 for fewer than two.
+    pub longest_gap_us: u64,
+    last_us: u64,
+}
+
+impl SelfTestsFound {
+    fn take(&mut self, wall_us: u64, passed: bool) {
+        if self.tests > 0 {
+            self.longest_gap_us = self.longest_gap_us.max(wall_us.saturating_sub(self.last_us));
+        }
+        (self.tests, self.last_us) = (self.tests + 1, wall_us);
+        self.failed += u64::from(!passed);
+    }
 }
 
 /// Why there is no evidence.
@@ -139,8 +163,8 @@ pub fn gather_evidence(
     let name = opened
         .into_iter()
         .find_map(|(index, request, epoch)| Some((index, tenant_salt(dir, &query.name, epoch, &request)?)));
-    let Reading { withheld, as_victim, audits, .. } = read;
-    Ok(Gathered { checkpoint, note, entries, name, withheld, as_victim, audits })
+    let Reading { withheld, as_victim, audits, self_tests, .. } = read;
+    Ok(Gathered { checkpoint, note, entries, name, withheld, as_victim, audits, self_tests })
 }
 
 /// Whether an entry of a tenant names another one.
@@ -201,6 +225,8 @@ struct SegmentFound {
     victim: Vec<(u64, Incident)>,
     moves: Vec<([u8; 16], IncidentStage, u64)>,
     audits: Vec<(u64, IsolationAudit)>,
+    /// When, and whether all detectors worked.
+    self_tests: Vec<(u64, bool)>,
 }
 
 /// The second reading: every entry is hashed, and what is wanted is kept.
@@ -213,13 +239,14 @@ struct Reading<'a> {
     as_victim: Vec<(u64, Incident, IncidentStage, u64)>,
     places: HashMap<[u8; 16], usize>,
     audits: Vec<(u64, IsolationAudit)>,
+    self_tests: SelfTestsFound,
 }
 
 impl<'a> Reading<'a> {
     fn new(wanted: &'a [u64]) -> Self {
         let (edge, tiles, places) = (Edge::new(), Tiles::default(), HashMap::new());
-        let (ours, withheld, as_victim, audits) = Default::default();
-        Self { wanted, edge, tiles, ours, withheld, as_victim, places, audits }
+        let (ours, withheld, as_victim, audits, self_tests) = Default::default();
+        Self { wanted, edge, tiles, ours, withheld, as_victim, places, audits, self_tests }
     }
 
     fn all(
@@ -281,6 +308,7 @@ impl<'a> Reading<'a> {
             }
         }
         self.audits.extend(found.audits);
+        found.self_tests.into_iter().for_each(|(wall_us, passed)| self.self_tests.take(wall_us, passed));
     }
 
     fn prove(&mut self, checkpoint: &Checkpoint, progress: &mut Progress<'_>) -> Result<Vec<Proven>, EvidenceError> {
@@ -324,6 +352,7 @@ fn read_segment(
             }
             Body::IncidentState(state) => found.moves.push((state.incident, state.state, wall_us)),
             Body::Audit(audit) if in_time => found.audits.push((wall_us, audit)),
+            Body::SelfTest(test) if in_time => found.self_tests.push((wall_us, test.passed())),
             _ => {}
         }
     }

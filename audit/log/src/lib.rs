@@ -61,7 +61,7 @@ pub use blast_radius::{
 pub use clock::{Clock, SystemClock};
 pub use config::{AuditConfig, OPEN_REQUESTS_MAX, QUEUE_MAX};
 pub use consistency::ConsistencyError;
-pub use evidence::{EvidenceError, EvidenceQuery, Gathered, Proven, STATED_MAX, gather_evidence};
+pub use evidence::{EvidenceError, EvidenceQuery, Gathered, Proven, STATED_MAX, SelfTestsFound, gather_evidence};
 pub use fault::{LogFault, OpenLogError};
 pub use incidents::{Detected, IncidentEntry, IncidentMove, IncidentReport, IncidentSide, MovedAt, REPORTED_MAX};
 pub use index::{IndexHealth, IndexStore, LookupError, PageReaders};

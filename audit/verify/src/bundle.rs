@@ -48,7 +48,8 @@ pub enum BundleUnchecked {
     End,
     /// That the reference is the tenant's: no commitment of its name can be opened.
     Name,
-    /// What is said of chains of others: incidents with pages of this tenant, and audits by probes.
+    /// What is said of chains of others: incidents with pages of this tenant, and audits by probes; and of entries of
+    /// nobody: how often the gateway tried its own detectors.
     Stated,
     /// The figures and pages: another version of the program made them.
     Report,
@@ -311,6 +312,10 @@ fn check_statement(statement: &Statement) -> Result<TenantRef, BundleRefusal> {
         .all(|incident| in_time(&incident.detected_us) && incident.detected_us <= incident.updated_us);
     if !incidents || !statement.side_channels.iter().all(|audit| in_time(&audit.at_us)) {
         return Err(wrong("a time in it"));
+    }
+    let time_us = statement.to_us - statement.from_us;
+    if statement.self_tests.is_some_and(|tests| !tests.is_possible(time_us)) {
+        return Err(wrong("what it says of self-tests"));
     }
     Ok(tenant)
 }

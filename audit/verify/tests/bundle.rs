@@ -14,7 +14,7 @@ mod real_log;
 
 use audit_evidence::{
     CERTIFICATE, CHECKPOINT, Content, ENTRIES, Files, MANIFEST, NameOpening, OSCAL, ProvenEntry, REPORT_HTML,
-    REPORT_JSON, REPORT_PDF, STATEMENT, VERIFIER, VictimIncident, sign_manifest,
+    REPORT_JSON, REPORT_PDF, STATEMENT, StatedSelfTests, VERIFIER, VictimIncident, sign_manifest,
 };
 use audit_provenance::{
     Body, Containment, EngineFault, EngineFaultClass, Entry, IncidentStage, IncidentState, REPORT_KEY_PURPOSE, Replay,
@@ -205,6 +205,13 @@ async fn each_part_of_a_bundle_that_was_changed_is_named() {
             parts.statement.to_us = u64::MAX - 1;
             parts.statement.as_victim.push(victim_at(u64::MAX));
         }),
+        lie("statement", "of self-tests", |parts| self_tests_are(parts, 1, 2, 0)),
+        lie("statement", "of self-tests", |parts| self_tests_are(parts, 1, 0, 1)),
+        lie("statement", "of self-tests", |parts| {
+            (parts.statement.from_us, parts.statement.to_us) = (3, 8);
+            parts.statement.as_victim.clear();
+            self_tests_are(parts, 2, 0, 6);
+        }),
     ];
     for (check_name, words, change) in lies {
         let mut parts = make();
@@ -335,6 +342,10 @@ async fn a_flipped_byte_anywhere_in_a_bundle_is_found() {
     });
 }
 
+fn self_tests_are(parts: &mut Parts, tests: u64, failed: u64, longest_gap_us: u64) {
+    parts.statement.self_tests = Some(StatedSelfTests { tests, failed, longest_gap_us });
+}
+
 /// A bundle of acme's in a forged log, with the report that honest code makes of it.
 fn forged_parts(forge: &Forge) -> Parts {
     let (files, checkpoint) = forge.files();
@@ -365,6 +376,7 @@ fn forged_parts(forge: &Forge) -> Parts {
             withheld: Vec::new(),
             as_victim: Vec::new(),
             side_channels: Vec::new(),
+            self_tests: None,
         },
         entries,
         report_key,

@@ -146,6 +146,34 @@ fn a_victim_is_told_of_incidents_and_a_recipient_has_its_own() {
 }
 
 #[test]
+fn self_tests_of_the_time_are_counted_and_no_others() {
+    let history = history();
+    let tried = |fault_found| {
+        let trial = policies_domain::Trial { control_passed: true, fault_found };
+        vec![audit_provenance::DetectorTrial { detector: "gate".into(), trial }]
+    };
+    for works in [true, false, false, true] {
+        history.log.record_self_test(tried(works)).unwrap();
+    }
+    story::published(&history.log);
+    let at: Vec<u64> = history
+        .entries()
+        .iter()
+        .filter(|(_, entry)| matches!(entry.body, Body::SelfTest(_)))
+        .map(|(_, entry)| entry.head.wall_us)
+        .collect();
+    let longest = |times: &[u64]| times.windows(2).map(|two| two[1] - two[0]).max().unwrap_or(0);
+    let asked = |from: u64, to: u64| {
+        let SelfTestsFound { tests, failed, longest_gap_us, .. } = history.ask("acme", from, to).unwrap().self_tests;
+        (tests, failed, longest_gap_us)
+    };
+    assert_eq!(asked(0, u64::MAX), (4, 2, longest(&at)));
+    assert_eq!(asked(0, at[1]), (2, 1, at[1] - at[0]));
+    assert_eq!(asked(0, at[0]), (1, 0, 0));
+    assert_eq!(asked(0, at[0] - 1), (0, 0, 0));
+}
+
+#[test]
 fn nobody_and_no_time_give_no_evidence() {
     let history = history();
     assert!(matches!(history.ask("nobody", 0, u64::MAX), Err(EvidenceError::UnknownTenant)));

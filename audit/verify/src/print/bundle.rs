@@ -57,7 +57,9 @@ fn words(part: BundleUnchecked) -> &'static str {
             "that no later entry belongs to the time: a later receipt or bundle of the tenant shows it"
         }
         BundleUnchecked::Name => "that the reference is this tenant's: no commitment of its name can be opened",
-        BundleUnchecked::Stated => "what the operator states of chains of others: it is its signed word",
+        BundleUnchecked::Stated => {
+            "what the operator states of chains of others and of self-tests: it is its signed word"
+        }
         BundleUnchecked::Report => "figures and pages: another version made them; those above were made of the entries",
         BundleUnchecked::Witnesses => "that everybody is shown the same log: give --witness KEY",
     }

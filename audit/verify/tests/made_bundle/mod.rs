@@ -3,8 +3,8 @@
 
 use audit_evidence::{
     CERTIFICATE, CHECKPOINT, Content, ENTRIES, Evidence, FORMAT, Files, MANIFEST, NameOpening, Placed, ProvenEntry,
-    RENDERING, STATEMENT, Span, Statement, VictimIncident, WithheldIncident, documents, encode_entries, facts,
-    sign_manifest,
+    RENDERING, STATEMENT, Span, StatedSelfTests, Statement, VictimIncident, WithheldIncident, documents,
+    encode_entries, facts, sign_manifest,
 };
 use audit_log::{EvidenceQuery, ReportKey, TenantNames, gather_evidence};
 use audit_provenance::Entry;
@@ -71,6 +71,7 @@ pub(crate) fn parts(dir: &Path, tenant: &str, from_us: u64, to_us: u64) -> Parts
             withheld: gathered.withheld.iter().map(withheld).collect(),
             as_victim: gathered.as_victim.iter().map(victim).collect(),
             side_channels: Vec::new(),
+            self_tests: Some(StatedSelfTests { tests: 3, failed: 1, longest_gap_us: 1 }),
         },
         entries: gathered.entries.iter().map(proven).collect(),
         note: gathered.note,

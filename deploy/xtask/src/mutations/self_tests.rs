@@ -227,4 +227,20 @@ pub(super) const SELF_TESTING: &[Mutation] = &[
         packages: &["audit-verify"],
         tests: "test(the_longest_time_is_between_two_that_follow_each_other)",
     },
+    Mutation {
+        name: "self-test: an auditor is told of those of its time",
+        file: "audit/log/src/evidence.rs",
+        find: "Body::SelfTest(test) if in_time =>",
+        replace: "Body::SelfTest(test) if in_time || wall_us > 0 =>",
+        packages: &["audit-log"],
+        tests: "test(self_tests_of_the_time_are_counted_and_no_others)",
+    },
+    Mutation {
+        name: "self-test: what a bundle says of them is possible",
+        file: "audit/verify/src/bundle.rs",
+        find: "statement.self_tests.is_some_and(|tests| !tests.is_possible(time_us))",
+        replace: "statement.self_tests.is_some_and(|tests| tests.tests == u64::MAX && time_us == 0)",
+        packages: &["audit-verify"],
+        tests: "test(each_part_of_a_bundle_that_was_changed_is_named)",
+    },
 ];

@@ -8,8 +8,8 @@ use crate::cli::{note, say};
 use anyhow::{Context, Result, bail};
 use audit_evidence::{
     CERTIFICATE, CHECKPOINT, Content, ENTRIES, ENTRIES_MAX, Evidence, FORMAT, Files, MANIFEST, NameOpening, Placed,
-    ProvenEntry, RENDERING, STATEMENT, Span, StatedAudit, Statement, VictimIncident, WithheldIncident, certified,
-    documents, encode_entries, facts, sign_manifest,
+    ProvenEntry, RENDERING, STATEMENT, Span, StatedAudit, StatedSelfTests, Statement, VictimIncident, WithheldIncident,
+    certified, documents, encode_entries, facts, sign_manifest,
 };
 use audit_log::{Clock as _, EvidenceQuery, Gathered, Proven, ReportKey, SystemClock, TenantNames, gather_evidence};
 use audit_provenance::Entry;
@@ -183,6 +183,11 @@ fn statement(gathered: &Gathered, query: &EvidenceQuery) -> Statement {
         withheld: gathered.withheld.iter().map(withheld).collect(),
         as_victim: gathered.as_victim.iter().map(incident).collect(),
         side_channels: gathered.audits.iter().map(audit).collect(),
+        self_tests: Some(StatedSelfTests {
+            tests: gathered.self_tests.tests,
+            failed: gathered.self_tests.failed,
+            longest_gap_us: gathered.self_tests.longest_gap_us,
+        }),
     }
 }
 
