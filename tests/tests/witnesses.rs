@@ -52,7 +52,9 @@ impl Site {
         let make = ["key", "auditor.example/a1", "--data-dir", &data];
         let made = run(Command::new(binary("bulkhead-auditor")?).args(make))?;
         self.witness_key = String::from_utf8(made.stdout)?.trim().to_owned();
+        let feeds = self.path("data/feeds").display().to_string();
         let serve = ["serve", "--listen", "127.0.0.1:0", "--data-dir", &data, "--log", &log, "--key", &key];
+        let serve = serve.into_iter().chain(["--feeds", &feeds]);
         let mut auditor = Program::start_named("bulkhead-auditor", serve)?;
         let at = address(&mut auditor)?;
         Ok((auditor, at))

@@ -1,8 +1,10 @@
 //! What an auditor reads and what it objects to.
 
+use crate::engine_side::{Claim, EngineFault, EngineSide, Judged, Settled};
 use crate::page_lives::{Owner, PageLives};
 use crate::traces::Traces;
-use audit_provenance::{Body, Entry, PageClass, SealReason, Sealing, TenantRef};
+use audit_feed::FeedError;
+use audit_provenance::{Body, Entry, Handover, Head, PageClass, SealReason, Sealing, TenantRef, Trace};
 use audit_tlog::{Checkpoint, VerifierKey};
 use audit_verify::{LogFollower, LogRefusal, ReceiptRefusal, SelfTests, check_trace};
 use audit_witness::{Examine, Examined};
@@ -10,6 +12,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// What was audited so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -18,6 +21,10 @@ pub struct Audited {
     pub entries: u64,
     /// Responses that were sealed.
     pub responses: u64,
+    /// Of these, responses of which the engine's feed says the same. None where no feed is read.
+    pub fed: u64,
+    /// Responses of which the feed does not have all, though they are not older than it.
+    pub unfed: u64,
     /// Of these, responses whose trace is not there: dropped, too long to be kept, or lost in a crash. Their entries were checked.
     pub without_trace: u64,
     /// Responses whose trace was dropped for its age, as the log says. Their entries were checked.
@@ -28,7 +35,12 @@ pub struct Audited {
     pub self_tests: SelfTests,
 }
 
-/// Of a hundred responses, so many may be without their trace: crashes lose some.
+/// How often, and at which distance, it is looked for what is not in the feed yet: a second in all. It is written at least five times
+/// in one.
+const FEED_LOOKS: usize = 50;
+const FEED_LOOK: Duration = Duration::from_millis(20);
+
+/// Of a hundred responses, so many may be without their trace, or without their part of the feed: crashes lose some.
 pub const WITHOUT_TRACE_PERCENT: u64 = 1;
 
 /// Why an auditor does not cosign. But for [`Objection::Storage`] and [`Objection::Traces`], it stays.
@@ -76,12 +88,36 @@ pub enum Objection {
         /// Its life.
         generation: u32,
     },
+    /// The engine did something else than the log says, or what it must not do.
+    #[error("entry {index}: {fault}")]
+    Engine {
+        /// The sealed entry.
+        index: u64,
+        /// What is wrong.
+        fault: EngineFault,
+    },
+    /// Whoever takes the engine's feed away takes away what the responses are compared with.
+    #[error("of {unfed} of {responses} responses the engine's feed does not have all, more than {percent} in 100")]
+    Feed {
+        /// How many.
+        unfed: u64,
+        /// Of how many.
+        responses: u64,
+        /// What was allowed.
+        percent: u64,
+    },
     /// What was sent comes from steps that the response did not make, or not in order.
     #[error("entry {index}: a chunk comes from steps that are not its response's")]
     Steps {
         /// The sealed entry.
         index: u64,
     },
+}
+
+impl From<FeedError> for Objection {
+    fn from(error: FeedError) -> Self {
+        Self::Storage(io::Error::other(error))
+    }
 }
 
 impl From<LogRefusal> for Objection {
@@ -97,6 +133,7 @@ impl From<LogRefusal> for Objection {
 #[derive(Debug)]
 pub struct Auditor {
     dir: PathBuf,
+    feeds: Option<PathBuf>,
     key: VerifierKey,
     without_trace_percent: u64,
     reading: Mutex<Reading>,
@@ -111,9 +148,9 @@ struct Reading {
 }
 
 impl Reading {
-    fn new(dir: &Path, key: &VerifierKey) -> Self {
+    fn new(dir: &Path, feeds: Option<&Path>, key: &VerifierKey) -> Self {
         let (lives, audited, missing) = Default::default();
-        let rules = Rules { traces: Traces::new(dir), lives, audited, missing };
+        let rules = Rules { traces: Traces::new(dir), engine: feeds.map(EngineSide::new), lives, audited, missing };
         Self { follower: LogFollower::new(dir, key), rules, objection: None }
     }
 }
@@ -122,8 +159,19 @@ impl Auditor {
     /// Of the log with this key, of whose responses so many in a hundred may be without their trace.
     #[must_use]
     pub fn new(dir: &Path, key: VerifierKey, without_trace_percent: u64) -> Self {
-        let reading = Mutex::new(Reading::new(dir, &key));
-        Self { dir: dir.to_owned(), key, without_trace_percent, reading }
+        let reading = Mutex::new(Reading::new(dir, None, &key));
+        Self { dir: dir.to_owned(), feeds: None, key, without_trace_percent, reading }
+    }
+
+    /// Which reads the engine's feed beside it, in this folder of feeds, and compares.
+    #[must_use]
+    pub fn with_feeds(self, feeds: &Path) -> Self {
+        let reading = Mutex::new(Reading::new(&self.dir, Some(feeds), &self.key));
+        Self { feeds: Some(feeds.to_owned()), reading, ..self }
+    }
+
+    fn anew(&self) -> Reading {
+        Reading::new(&self.dir, self.feeds.as_deref(), &self.key)
     }
 
     /// What was audited so far.
@@ -145,7 +193,7 @@ impl Auditor {
         }
         if reading.follower.size() > checkpoint.size {
             // It was read further than it is asked about: the tree of that size is gone.
-            *reading = Reading::new(&self.dir, &self.key);
+            *reading = self.anew();
         }
         let read = reading.read_to(checkpoint, &mut progress).and_then(|audited| self.has_traces(audited));
         read.map_err(|objection| {
@@ -153,10 +201,10 @@ impl Auditor {
             match objection {
                 Objection::Storage(_) => {
                     // Half of a bundle may have been taken in: begin anew with the next checkpoint.
-                    *reading = Reading::new(&self.dir, &self.key);
+                    *reading = self.anew();
                     return Examined::Unable(text);
                 }
-                Objection::Traces { .. } => {}
+                Objection::Traces { .. } | Objection::Feed { .. } => {}
                 _ => reading.objection = Some(text.clone()),
             }
             Examined::Refused(text)
@@ -169,6 +217,10 @@ impl Auditor {
         let percent = self.without_trace_percent;
         if without_trace.saturating_mul(100) > responses.max(100).saturating_mul(percent) {
             return Err(Objection::Traces { without_trace, responses, percent });
+        }
+        let (unfed, responses) = (audited.unfed, audited.fed + audited.unfed);
+        if unfed.saturating_mul(100) > responses.max(100).saturating_mul(percent) {
+            return Err(Objection::Feed { unfed, responses, percent });
         }
         Ok(audited)
     }
@@ -193,7 +245,11 @@ impl Reading {
         if self.follower.root() != checkpoint.root {
             return Err(Objection::Root { size: checkpoint.size });
         }
-        Ok(self.rules.audited)
+        self.rules.settle()?;
+        let mut audited = self.rules.audited;
+        // Those may come with the next checkpoint; until then they are missing.
+        audited.unfed += self.rules.engine.as_ref().map_or(0, EngineSide::awaited);
+        Ok(audited)
     }
 }
 
@@ -201,6 +257,7 @@ impl Reading {
 #[derive(Debug)]
 struct Rules {
     traces: Traces,
+    engine: Option<EngineSide>,
     lives: PageLives,
     audited: Audited,
     /// Responses that no trace was found of, in order: the log may say later that those were dropped.
@@ -227,7 +284,7 @@ impl Rules {
             return Ok(());
         }
         match self.traces.of(index).map_err(Objection::Storage)? {
-            Some(trace) => self.trace(index, entry.head.boot, link.tenant, sealed, &trace),
+            Some(trace) => self.trace(index, &entry.head, link.tenant, sealed, &trace),
             None => {
                 self.audited.without_trace += 1;
                 self.missing.push_back(index);
@@ -239,7 +296,7 @@ impl Rules {
     fn trace(
         &mut self,
         index: u64,
-        boot: [u8; 16],
+        head: &Head,
         tenant: TenantRef,
         sealed: &Sealing,
         trace: &[u8],
@@ -260,7 +317,7 @@ impl Rules {
                 // Counted by the entry, as was compared; and an entry that counts one is of a response that was stopped.
                 PageClass::Nobody | PageClass::Other => continue,
             };
-            if !self.lives.read(boot, page, generation, owner) {
+            if !self.lives.read(head.boot, page, generation, owner) {
                 return Err(Objection::Owner { index, page, generation });
             }
         }
@@ -272,6 +329,61 @@ impl Rules {
                 return Err(Objection::Steps { index });
             }
             before = first;
+        }
+        let stopped = sealed.reason == SealReason::Isolation;
+        if stopped || sealed.coverage.handover == Handover::Staged {
+            // An incident says it already; or another process has its pages.
+            return Ok(());
+        }
+        self.compare(index, head.wall_us, tenant, sealed, trace)
+    }
+
+    /// With what the engine says itself.
+    fn compare(
+        &mut self,
+        index: u64,
+        wall_us: u64,
+        tenant: TenantRef,
+        sealed: &Sealing,
+        trace: Trace,
+    ) -> Result<(), Objection> {
+        let Some(engine) = &mut self.engine else { return Ok(()) };
+        if sealed.steps == 0 && trace.pages.is_empty() {
+            // Its client left before anything came of it.
+            engine.forget(sealed.request);
+            return Ok(());
+        }
+        let (opened, request, steps) = (sealed.opened_index, sealed.request, sealed.steps);
+        let judged = engine.judge(Claim { index, wall_us, request, tenant, steps, trace })?;
+        let over = if judged == Ok(Judged::Same) { engine.begun_after(opened) } else { Vec::new() };
+        std::iter::once((index, judged)).chain(over).try_for_each(|settled| self.audited.note(settled))
+    }
+
+    /// What was not in the feed yet is waited for, for a moment.
+    fn settle(&mut self) -> Result<(), Objection> {
+        let Some(engine) = &mut self.engine else { return Ok(()) };
+        for _ in 0..FEED_LOOKS {
+            if engine.awaited() == 0 {
+                break;
+            }
+            for settled in engine.settle()? {
+                self.audited.note(settled)?;
+            }
+            if engine.awaited() > 0 {
+                std::thread::sleep(FEED_LOOK);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Audited {
+    fn note(&mut self, (index, judged): Settled) -> Result<(), Objection> {
+        match judged {
+            Ok(Judged::Same) => self.fed += 1,
+            Ok(Judged::Unknown) => self.unfed += 1,
+            Ok(Judged::Before | Judged::Awaited) => {}
+            Err(fault) => return Err(Objection::Engine { index, fault }),
         }
         Ok(())
     }

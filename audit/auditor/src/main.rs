@@ -64,7 +64,12 @@ struct Log {
     /// The log's verifier key, or a file that holds it.
     #[arg(long, value_name = "KEY|FILE")]
     key: String,
-    /// Responses in a hundred that may be without their trace: more than crashes lose were taken away.
+    /// The folder of the engine's feeds, `feeds` in the gateway's data directory: each response is compared with what the engine
+    /// itself says that it read.
+    #[arg(long, value_name = "DIR")]
+    feeds: Option<PathBuf>,
+    /// Responses in a hundred that may be without their trace, or without their part of the feed: more than crashes lose were
+    /// taken away.
     #[arg(long, value_name = "PERCENT", default_value_t = WITHOUT_TRACE_PERCENT, value_parser = clap::value_parser!(u64).range(0..=100))]
     without_trace_max: u64,
 }
@@ -90,11 +95,11 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
         }
         What::Check { log } => {
             let (key, checkpoint) = log.read()?;
-            let auditor = Auditor::new(&log.dir, key, log.without_trace_max);
+            let auditor = log.auditor(key);
             let audited = catch_up(&auditor, &checkpoint);
             let mut out = std::io::stdout().lock();
             match &audited {
-                Ok(audited) => writeln!(out, "no objection: {}", told(*audited))?,
+                Ok(audited) => writeln!(out, "no objection: {}", told(*audited, log.feeds.is_some()))?,
                 Err(Examined::Refused(objection)) => writeln!(out, "OBJECTION: {objection}")?,
                 Err(Examined::Unable(reason)) => bail!("{reason}"),
             }
@@ -103,10 +108,10 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
         What::Serve { log, listen, data_dir } => {
             let (key, checkpoint) = log.read()?;
             let mut witness = Witness::open(&data_dir, vec![key.clone()])?;
-            let auditor = Arc::new(Auditor::new(&log.dir, key, log.without_trace_max));
+            let auditor = Arc::new(log.auditor(key));
             // What is there already takes longer than a question may.
             match catch_up(&auditor, &checkpoint) {
-                Ok(audited) => say(&format!("no objection: {}", told(audited))),
+                Ok(audited) => say(&format!("no objection: {}", told(audited, log.feeds.is_some()))),
                 Err(Examined::Refused(objection)) => say(&format!("OBJECTION, nothing is cosigned: {objection}")),
                 Err(Examined::Unable(reason)) => say(&format!("it is read when the gateway asks: {reason}")),
             }
@@ -126,6 +131,14 @@ impl Examine for Shared {
 }
 
 impl Log {
+    fn auditor(&self, key: VerifierKey) -> Auditor {
+        let auditor = Auditor::new(&self.dir, key, self.without_trace_max);
+        match &self.feeds {
+            Some(feeds) => auditor.with_feeds(feeds),
+            None => auditor,
+        }
+    }
+
     fn read(&self) -> anyhow::Result<(VerifierKey, Checkpoint)> {
         if !self.dir.is_dir() {
             bail!("`{}` is not a folder", self.dir.display());
@@ -164,8 +177,12 @@ fn catch_up(auditor: &Auditor, checkpoint: &Checkpoint) -> Result<Audited, Exami
     audited
 }
 
-fn told(audited: Audited) -> String {
-    let Audited { entries, responses, without_trace, pruned, stopped, self_tests } = audited;
+fn told(audited: Audited, feeds: bool) -> String {
+    let Audited { entries, responses, fed, unfed, without_trace, pruned, stopped, self_tests } = audited;
+    let engine = match feeds {
+        false => String::new(),
+        true => format!(", of {fed} the engine says the same, of {unfed} not all"),
+    };
     let dropped = if pruned > 0 { format!(", {pruned} whose trace was dropped for its age") } else { String::new() };
     let SelfTests { tests, failed, longest_gap_us, .. } = self_tests;
     let gap_s = longest_gap_us.div_ceil(1_000_000);
@@ -174,7 +191,7 @@ fn told(audited: Audited) -> String {
         _ => format!("{tests} self-tests, {failed} of them failed, at most {gap_s} s from one to the next"),
     };
     format!(
-        "{entries} entries, {responses} responses, {stopped} of them stopped, {without_trace} without their trace{dropped}; {tested}"
+        "{entries} entries, {responses} responses, {stopped} of them stopped, {without_trace} without their trace{dropped}{engine}; {tested}"
     )
 }
 

@@ -221,6 +221,24 @@ fn traces_that_the_log_says_to_be_dropped_for_their_age_are_no_objection() {
 }
 
 #[test]
+fn a_feed_that_is_not_there_is_an_objection_that_ends_when_it_is_not_asked_for() {
+    let mut made = Made::new();
+    for number in 1..=200 {
+        made.answer(ACME, number, &reads(number.into(), 1, PageClass::Own));
+    }
+    let checkpoint = made.write();
+    let feeds = made.path().join("feeds");
+    let objection = said(made.auditor().audit(&checkpoint, |_| {}).and_then(|audited| {
+        assert_eq!((audited.fed, audited.unfed), (0, 0), "nobody asked for it");
+        Auditor::new(made.path(), signer().verifier_key(), WITHOUT_TRACE_PERCENT)
+            .with_feeds(&feeds)
+            .audit(&checkpoint, |_| {})
+    }));
+    let wanted = "of 200 of 200 responses the engine's feed does not have all, more than 1 in 100";
+    assert_eq!(objection.unwrap_err(), wanted);
+}
+
+#[test]
 fn traces_that_are_taken_away_are_an_objection_and_a_few_that_are_lost_are_none() {
     let mut made = Made::new();
     for number in 1..=200 {

@@ -10,6 +10,7 @@ mod custody;
 mod delivery;
 mod evidence;
 mod exactness;
+mod feeds;
 mod files;
 mod guesses;
 mod handoff;
@@ -76,6 +77,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         index::INDEX,
         keeping::KEEPING,
         kernels::KERNELS,
+        feeds::FEEDS,
         lag::LAGS,
         link::LINK,
         own_entries::OWN_ENTRIES,

@@ -54,11 +54,11 @@ impl Custody {
         self.view.forgive_open_tickets();
     }
 
-    /// Takes everything that happened since the last look.
+    /// Takes everything that happened since the last look, and gives it.
     ///
     /// # Panics
     /// When the log tells what cannot be, or was not read in time: nobody can say then whose pages are whose.
-    pub(crate) fn follow(&mut self, pool: &PagePool) {
+    pub(crate) fn follow(&mut self, pool: &PagePool) -> &[CustodyRecord] {
         self.records.clear();
         pool.drain(&mut self.records);
         #[cfg(feature = "fault-injection")]
@@ -72,6 +72,7 @@ impl Custody {
                 self.sums.remove(&sequence);
             }
         }
+        &self.records
     }
 
     /// Appends to `into` the pages, without the `known` first ones, of a sequence that has written its first `first` tokens

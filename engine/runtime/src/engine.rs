@@ -14,6 +14,7 @@ use crate::sequence::{PromptInput, Sequence, TokenizeError, tokens_of};
 use crate::split::{Between, DecodeGroup, Pair, PrefillGroup, Terms};
 use crate::step::{Role, Stepper};
 use crate::steps::{STEPS_AHEAD, Steps};
+use crate::witness::Witness;
 use engine_handoff::Incarnation;
 use engine_kernels::{KvKind, KvShape, KvStore};
 use engine_kv::{PAGE_TOKENS, PageCounts, PageFormat, PagePool};
@@ -221,6 +222,21 @@ impl Engine {
         worker: Option<RemoteWorker>,
         declared: &[PublicPrefix],
     ) -> Result<Self, StartEngineError> {
+        Self::start_witnessed(model, config, tenancy, worker, declared, None)
+    }
+
+    /// As [`Engine::start_declaring`]. The witness is told what this process does with pages.
+    ///
+    /// # Errors
+    /// [`StartEngineError`].
+    pub fn start_witnessed(
+        model: Arc<Model>,
+        config: EngineConfig,
+        tenancy: Tenancy,
+        worker: Option<RemoteWorker>,
+        declared: &[PublicPrefix],
+        witness: Option<Arc<dyn Witness>>,
+    ) -> Result<Self, StartEngineError> {
         let (split, has_worker) = (config.split.as_str(), worker.is_some());
         let split = config.split.resolved(has_worker).ok_or(StartEngineError::Split { split, has_worker })?;
         let [prefill_threads, decode_threads] = match split {
@@ -230,6 +246,7 @@ impl Engine {
         // INVARIANT: `config.check` bounds `pages` below half of `u32::MAX`.
         let first_page = if split == Split::Copy { u32::try_from(config.pages).unwrap_or(u32::MAX) } else { 0 };
         let (mut of_decode, page_bytes) = cpu_machine(&model, config, decode_threads, first_page)?;
+        of_decode.witness.clone_from(&witness);
         let fingerprint = model.fingerprint(config.kv);
         let context_max = config.context_max(model.config().context_length);
         let public = PublicTokens::of(declared, &model, &config, has_worker, context_max)?;
@@ -295,6 +312,7 @@ impl Engine {
             }
             (Split::Copy, _) => {
                 let (mut of_prefill, _) = cpu_machine(&model, config, prefill_threads, 0)?;
+                of_prefill.witness = witness;
                 pools.push(of_prefill.pool.clone());
                 if config.prefix_cache {
                     of_prefill.keep_prefixes(random()?, fingerprint);

@@ -34,6 +34,7 @@ mod step;
 mod steps;
 mod ticket;
 mod traced_table;
+mod witness;
 
 pub use canary::{try_ledger, try_manifest_seal, try_tag_check};
 pub use compute::Compute;
@@ -58,3 +59,4 @@ pub use sequence::{PromptInput, Sequence, TokenizeError};
 #[cfg(feature = "fault-injection")]
 pub use split::SplitExecutor;
 pub use steps::{StepError, Steps, Timings, Usage};
+pub use witness::Witness;

@@ -11,13 +11,15 @@ use crate::compute::Compute;
 use crate::custody::{self, Custody, Difference};
 use crate::steps::StepError;
 use crate::traced_table::TracedTable;
+use crate::witness::Witness;
 use engine_kernels::PageRef;
 use engine_kv::{
     AllocateError, BlockTable, Capability, HeldPage, Hit, KnownPrefix, Ledger, LedgerConfig, PageFormat, PagePool,
     PrefixCache, PrefixCacheConfig,
 };
 use engine_scheduler::Costs;
-use policies_domain::{Label, PageId, PageRead, PageTrace};
+use policies_domain::{Label, PageId, PageRead, PageTrace, RequestId};
+use std::sync::Arc;
 
 /// A model, its pages, and what is known of them. One thread works on it at a time.
 pub(crate) struct Machine<C> {
@@ -34,6 +36,8 @@ pub(crate) struct Machine<C> {
     pub(crate) cache: Option<PrefixCache>,
     /// Where pages are kept of requests that gave way, where that is wanted.
     pub(crate) swap: Option<Swap>,
+    /// Whoever is told what happens to the pages.
+    pub(crate) witness: Option<Arc<dyn Witness>>,
 }
 
 /// What a machine's ledger is made from.
@@ -83,6 +87,7 @@ impl<C: Compute> Machine<C> {
             costs: Costs::GUESS,
             cache: None,
             swap: None,
+            witness: None,
         }
     }
 
@@ -185,7 +190,10 @@ impl<C: Compute> Machine<C> {
     /// Takes in what the log says. Any number of sequences may hold a page of a cache, and each that begins or ends is an event
     /// for each of its pages: whoever lets many of them begin or end looks at the log after each.
     pub(crate) fn follow(&mut self) {
-        self.custody.follow(&self.pool);
+        let records = self.custody.follow(&self.pool);
+        if let Some(witness) = &self.witness {
+            witness.custody(self.first_page, records);
+        }
     }
 
     /// Room for `tokens` tokens in all.
@@ -229,6 +237,13 @@ impl<C: Compute> Machine<C> {
         self.pool.trace(table.settled(), capabilities, first, reads).map_err(|_| StepError::Internal)?;
         table.note(reads, first);
         Ok(custody::difference(reads, held))
+    }
+
+    /// Says what a request reads, or goes on with, to whoever is told of it.
+    pub(crate) fn witness_pass(&self, request: RequestId, trace: &PageTrace) {
+        if let Some(witness) = &self.witness {
+            witness.pass(request, trace);
+        }
     }
 
     /// A trace as others are told it.

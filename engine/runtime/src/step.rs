@@ -505,6 +505,7 @@ impl Stepper {
             Ok((_, table)) => machine.told(table.tell()),
             Err(error) => return request.refuse_row(error),
         };
+        machine.witness_pass(request.request, &trace);
         if part.sure_end() < request.tokens.len() {
             return request.deliver_read(trace);
         }

@@ -76,6 +76,8 @@ pub struct Config {
     pub index: IndexKind,
     /// A digest is made of what every answer is sampled from; else of those of tenants whose answers are computed again.
     pub replay_digest: bool,
+    /// The engine's feed for an auditor has so many mebibytes at most; 0: there is none.
+    pub feed_mib: usize,
     /// Traces of the log are dropped when they are so many days old; never when it is `None`.
     pub retention_days: Option<NonZeroU32>,
     /// How often the detectors are tried; never when it is `None`.
@@ -284,6 +286,7 @@ impl Config {
             // A log grows for half a year; what grows with it belongs on the disk.
             index: IndexKind::Sled,
             replay_digest: false,
+            feed_mib: FEED_MIB,
             retention_days: None,
             self_test_period: Some(SELF_TEST_PERIOD),
         }
@@ -385,6 +388,7 @@ impl Config {
                 _ => None,
             });
             audit.switch("replay_digest", &mut config.replay_digest);
+            audit.count("feed_mib", 0..=FEED_MIB_MAX, &mut config.feed_mib);
             audit.switch("group_may_read", &mut config.group_may_read);
             audit.set("retention_days", RETENTION_DAYS_WANTED, &mut config.retention_days, |value| {
                 let days = u32::try_from(value.as_integer()?).ok().filter(|days| *days <= RETENTION_DAYS_MAX)?;
@@ -455,6 +459,10 @@ fn read_engine(settings: &mut Settings<'_>, engine: &mut EngineConfig) {
     settings.set("kv", "\"bf16\", \"f32\" or \"int8\"", &mut engine.kv, |value| KvKind::parse(value.as_str()?));
 }
 
+/// An hour of a busy engine: an auditor reads it as it comes.
+const FEED_MIB: usize = 256;
+/// A terabyte.
+const FEED_MIB_MAX: usize = 1 << 20;
 /// A terabyte: more than the memory of the machines that this is for.
 const SWAP_MIB_MAX: usize = 1 << 20;
 

@@ -3,6 +3,7 @@
 use crate::audits::Audits;
 use crate::bounded_file;
 use crate::config::{Config, IndexKind, Limits, MetricsReaders, StreamShape};
+use crate::engine_feed;
 use crate::exchange::Entrance;
 use crate::host::{self, Host};
 use crate::metrics::{Metrics, StartMetricsError};
@@ -17,8 +18,9 @@ use crate::tls::{self, LoadTlsError};
 use crate::turns::{Turns, WAITING_MAX};
 use crate::webhooks::{StartWebhookError, Webhooks};
 use crate::witnesses;
+use audit_feed::OpenFeedError;
 use audit_log::{AuditConfig, AuditLog, Handover, IndexHealth, IndexStore, OpenLogError, SignerPlace};
-use engine_runtime::{Engine, Replayer, Split, StartEngineError};
+use engine_runtime::{Engine, Replayer, Split, StartEngineError, Witness};
 use gateway_auth::{BuildKeyRingError, KeyRing, KeySecret, OpenSecretError};
 use policies_authz::{Authz, ReadRulesError};
 use policies_domain::{Digest, ModelName, ParseNameError, RequestId, SealKey, TenantId, TenantName};
@@ -133,6 +135,9 @@ pub enum StartError {
     /// The rules are wrong.
     #[error("the rules cannot be used: {0}")]
     Rules(#[from] ReadRulesError),
+    /// The engine's feed.
+    #[error(transparent)]
+    Feed(#[from] OpenFeedError),
     /// The audit log.
     #[error("the audit log did not open: {0}")]
     Log(#[from] OpenLogError),
@@ -178,6 +183,21 @@ impl Gateway {
     #[must_use]
     pub fn log_dir(data_dir: &Path) -> PathBuf {
         data_dir.join(Self::LOG_FOLDER)
+    }
+
+    /// Begins the engine's feed in the data folder, which an auditor reads: what the engine is to be started with. `None` where the
+    /// configuration wants none, and where a worker has a part of the pages.
+    ///
+    /// # Errors
+    /// [`StartError::DataDir`], [`StartError::Feed`] and [`StartError::Entropy`].
+    pub fn engine_feed(config: &Config) -> Result<Option<Arc<dyn Witness>>, StartError> {
+        if config.feed_mib == 0 || config.worker.is_some() {
+            return Ok(None);
+        }
+        make_data_dir(&config.data_dir)?;
+        let mut run = [0; 16];
+        getrandom::fill(&mut run).map_err(|_| StartError::Entropy)?;
+        Ok(Some(engine_feed::open(&config.data_dir, config.feed_mib, config.group_may_read, run)?))
     }
 
     /// Opens (at first: makes) the secret with which this data folder's keys are hashed.

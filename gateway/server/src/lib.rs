@@ -9,6 +9,7 @@ mod audits;
 mod bounded_file;
 mod chat_renderer;
 mod config;
+mod engine_feed;
 mod exchange;
 mod framing;
 mod gateway;

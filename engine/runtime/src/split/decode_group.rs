@@ -534,7 +534,9 @@ fn first_trace(machine: &mut Machine<impl Compute>, request: &mut Running) -> Re
     machine.pool.trace(0, capabilities, written, reads).map_err(|_| StepError::Internal)?;
     // INVARIANT: nothing is settled that was not compared with the log.
     table.note(reads, 0);
-    Ok(machine.told(table.tell()))
+    let trace = machine.told(table.tell());
+    machine.witness_pass(request.request, &trace);
+    Ok(trace)
 }
 
 #[cfg(test)]

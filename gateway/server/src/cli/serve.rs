@@ -92,7 +92,8 @@ pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
     if config.engine.preallocate {
         note(format_args!("taking the memory of all {} KV pages", config.engine.pages));
     }
-    Ok(Engine::start_declaring(model, config.engine, tenancy, worker, &config.public_prefixes)?)
+    let feed = Gateway::engine_feed(config)?;
+    Ok(Engine::start_witnessed(model, config.engine, tenancy, worker, &config.public_prefixes, feed)?)
 }
 
 /// Who this process is, as a part of the engine, towards the others.
