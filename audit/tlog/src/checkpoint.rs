@@ -1,7 +1,7 @@
 //! Checkpoints: a tree's size and root hash under a log's signature, as C2SP tlog-checkpoint writes them.
 
 use crate::{LogSigner, TREE_SIZE_MAX, VerifierKey};
-use signed_note::{Note, NoteError, VerifierList};
+use signed_note::{Note, NoteError, Signer, Verifier, VerifierList};
 use tlog_tiles::Hash;
 
 /// Longest checkpoint that is read: sixteen post-quantum cosignatures fit.
@@ -44,6 +44,12 @@ pub enum CheckpointError {
     /// No signature of the expected key, or a false one.
     #[error("the checkpoint is not signed by the expected key")]
     Signature,
+    /// Signed by a key that the log had, or was to have, and not by the one that counts for a tree of this size.
+    #[error("the checkpoint of {size} entries is not signed by the key that the log has at this size")]
+    OtherKey {
+        /// Entries in the tree.
+        size: u64,
+    },
     /// Signed by the key, but for another origin.
     #[error("the checkpoint's origin is not the key's name")]
     Origin,
@@ -58,11 +64,23 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError::Origin`] when the key has another name, [`CheckpointError::Sign`].
     pub fn sign(&self, signer: &LogSigner) -> Result<String, CheckpointError> {
-        if self.origin != signer.name() {
+        self.sign_with(&[signer])
+    }
+
+    /// The signed note with a line of each of these keys: of two, while one of them takes the other's place.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Origin`] when a key has another name, [`CheckpointError::Sign`], also without a key.
+    pub fn sign_with(&self, signers: &[&LogSigner]) -> Result<String, CheckpointError> {
+        if signers.iter().any(|signer| self.origin != signer.name()) {
             return Err(CheckpointError::Origin);
         }
+        let signers: Vec<&dyn Signer> = signers.iter().map(|signer| *signer as &dyn Signer).collect();
+        if signers.is_empty() {
+            return Err(CheckpointError::Sign);
+        }
         let mut note = Note::new(self.text().as_bytes(), &[]).map_err(|_| CheckpointError::Form)?;
-        note.add_sigs(&[signer]).map_err(|_| CheckpointError::Sign)?;
+        note.add_sigs(&signers).map_err(|_| CheckpointError::Sign)?;
         String::from_utf8(note.to_bytes()).map_err(|_| CheckpointError::Form)
     }
 
@@ -79,6 +97,15 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError`].
     pub fn open_note(note: &[u8], key: &VerifierKey) -> Result<(Self, String), CheckpointError> {
+        Self::open_under(note, std::slice::from_ref(key))
+    }
+
+    /// Reads a signed note that one of these keys of the log has signed; a false signature of any of them refuses it, others are
+    /// ignored. Gives the note again with their signatures alone.
+    ///
+    /// # Errors
+    /// [`CheckpointError`].
+    pub fn open_under(note: &[u8], keys: &[VerifierKey]) -> Result<(Self, String), CheckpointError> {
         if note.len() > CHECKPOINT_BYTES_MAX {
             return Err(CheckpointError::TooLong { length: note.len() });
         }
@@ -87,13 +114,14 @@ impl Checkpoint {
             return Err(CheckpointError::Signatures { signatures });
         }
         let note = Note::from_bytes(note).map_err(|_| CheckpointError::Note)?;
-        let known = VerifierList::new(vec![Box::new(key.clone())]);
+        let known = keys.iter().map(|key| Box::new(key.clone()) as Box<dyn Verifier>);
+        let known = VerifierList::new(known.collect());
         let (signatures, _) = note.verify(&known).map_err(|error| match error {
             NoteError::MalformedNote => CheckpointError::Note,
             _ => CheckpointError::Signature,
         })?;
         let checkpoint = Self::from_text(note.text())?;
-        if checkpoint.origin != key.name() {
+        if keys.iter().any(|key| checkpoint.origin != key.name()) {
             return Err(CheckpointError::Origin);
         }
         let own = Note::new(note.text(), &signatures).map_err(|_| CheckpointError::Form)?.to_bytes();
@@ -187,6 +215,43 @@ mod tests {
         assert_eq!(Checkpoint::open(note.as_bytes(), &other), Err(CheckpointError::Signature));
         let elsewhere = Checkpoint { origin: "example.com/2".into(), ..checkpoint };
         assert_eq!(elsewhere.sign(&signer()), Err(CheckpointError::Origin));
+    }
+
+    #[test]
+    fn of_two_keys_either_is_enough_and_a_line_of_neither_is_ignored() {
+        let checkpoint = Checkpoint { origin: "example.com/log".into(), size: 12, root: crate::leaf_hash(b"x") };
+        let next = LogSigner::from_seed("example.com/log", &[8; 32]).unwrap();
+        let stranger = LogSigner::from_seed("example.com/log", &[7; 32]).unwrap();
+        let (old, new, other) = (signer().verifier_key(), next.verifier_key(), stranger.verifier_key());
+        let both = checkpoint.sign_with(&[&signer(), &next]).unwrap();
+        assert_eq!(both.lines().count(), 6);
+        for known in [vec![old.clone()], vec![new.clone()], vec![new.clone(), old.clone()]] {
+            assert_eq!(Checkpoint::open_under(both.as_bytes(), &known).unwrap().0, checkpoint);
+        }
+        assert_eq!(Checkpoint::open_under(both.as_bytes(), &[old.clone(), new.clone()]).unwrap().1, both);
+        // What is given on has the lines of the keys that are known, and no others.
+        let alone = checkpoint.sign(&signer()).unwrap();
+        assert_eq!(Checkpoint::open_note(both.as_bytes(), &old), Ok((checkpoint.clone(), alone.clone())));
+        let with_stranger = checkpoint.sign_with(&[&signer(), &stranger]).unwrap();
+        assert_eq!(
+            Checkpoint::open_under(with_stranger.as_bytes(), &[old.clone(), new.clone()]).unwrap().1,
+            alone,
+            "a line of a key that nobody named"
+        );
+        let by_stranger = checkpoint.sign(&stranger).unwrap();
+        let refused = Checkpoint::open_under(by_stranger.as_bytes(), &[old.clone(), new.clone()]);
+        assert_eq!(refused, Err(CheckpointError::Signature));
+        // A false line of a key that is known is worse than none.
+        let torn = both.replace(both.lines().last().unwrap(), with_stranger.lines().last().unwrap());
+        assert!(Checkpoint::open_under(torn.as_bytes(), &[old.clone(), new.clone()]).is_ok(), "another id");
+        let mut false_line = both.into_bytes();
+        let last = false_line.len() - 5;
+        false_line[last] ^= 1;
+        assert!(Checkpoint::open_under(&false_line, &[old.clone(), new]).is_err());
+        assert_eq!(checkpoint.sign_with(&[]), Err(CheckpointError::Sign));
+        let elsewhere = LogSigner::from_seed("example.com/2", &[8; 32]).unwrap();
+        assert_eq!(checkpoint.sign_with(&[&signer(), &elsewhere]), Err(CheckpointError::Origin));
+        assert!(Checkpoint::open_under(alone.as_bytes(), &[old, other, elsewhere.verifier_key()]).is_err());
     }
 
     #[test]

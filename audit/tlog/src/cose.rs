@@ -5,7 +5,7 @@
 
 use crate::proof::EXTRA_BYTES_MAX;
 use crate::tree::{PROOF_HASHES_MAX, TREE_SIZE_MAX, TreeError, inclusion_root};
-use crate::{Checkpoint, LogSigner, VerifierKey};
+use crate::{Checkpoint, KeyChain, LogSigner, VerifierKey};
 use coset::cbor::value::Value;
 use coset::{Algorithm, CoseSign1, CoseSign1Builder, Header, Label, TaggedCborSerializable as _, cbor, iana};
 use tlog_tiles::Hash;
@@ -65,6 +65,17 @@ pub enum CoseError {
     /// Not signed by the expected key, for another log, or for another entry.
     #[error("the receipt is not signed by the expected key for this entry")]
     Signature,
+    /// Signed by another key than the expected one, as the receipt itself says.
+    #[error(
+        "the receipt is signed by another key than the expected one: a log whose key was changed proves that by its rotation"
+    )]
+    OtherKey,
+    /// Signed by a key that the log had, or was to have, and not by the one that counts for a tree of this size.
+    #[error("the receipt, of a tree of {size} entries, is not signed by the key that the log has at this size")]
+    KeyOfAnotherSize {
+        /// Entries in the tree.
+        size: u64,
+    },
     /// The key has another name than the log.
     #[error("the receipt's log is not the key's name")]
     Origin,
@@ -124,7 +135,7 @@ impl CoseReceipt {
             .build();
         let key_id = |signed: &CoseSign1| signed.protected.header.key_id.clone();
         if key_id(&again) != key_id(&signed) {
-            return Err(CoseError::Signature.into());
+            return Err(CoseError::OtherKey.into());
         }
         if again.to_tagged_vec().ok().as_deref() != Some(bytes) {
             return Err(CoseError::Form.into());
@@ -137,6 +148,27 @@ impl CoseReceipt {
         verified?;
         let checkpoint = Checkpoint { origin: receipt.origin.clone(), size: receipt.size, root };
         Ok((receipt, checkpoint))
+    }
+
+    /// The same under the keys of a log that changed its key: the one that counts for the receipt's size must have signed it, and
+    /// is given back.
+    ///
+    /// # Errors
+    /// [`CoseError`], or what `leaf` returns.
+    pub fn open_in<E: From<CoseError>>(
+        bytes: &[u8],
+        keys: &KeyChain,
+        leaf: impl FnOnce(&Self) -> Result<Hash, E>,
+    ) -> Result<(Self, Checkpoint, VerifierKey), E> {
+        let (receipt, signed) = Self::parse(bytes)?;
+        let is_named = |key: &&VerifierKey| signed.protected.header.key_id == key.id().to_be_bytes();
+        let key = keys.keys().find(is_named).ok_or(CoseError::OtherKey)?;
+        let (opened, checkpoint) = Self::open(bytes, key, leaf)?;
+        // It has one signature, so of two keys that sign it takes the one that goes on.
+        if keys.key_at(receipt.size) != key {
+            return Err(CoseError::KeyOfAnotherSize { size: receipt.size }.into());
+        }
+        Ok((opened, checkpoint, key.clone()))
     }
 
     fn parse(bytes: &[u8]) -> Result<(Self, CoseSign1), CoseError> {
@@ -215,6 +247,7 @@ fn uint(value: &Value) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::tree::{leaf_hash, node_hash};
+    use crate::{RotationStage, SignedRotation};
     use proptest::prelude::*;
 
     fn signer() -> LogSigner {
@@ -266,7 +299,7 @@ mod tests {
         assert_eq!(open(&bytes, b"c"), Err(CoseError::Signature));
         let other = LogSigner::from_seed("example.com/log", &[8; 32]).unwrap();
         let by = |key: &VerifierKey| CoseReceipt::open::<CoseError>(&bytes, key, |_| Ok(leaf_hash(b"b"))).unwrap_err();
-        assert_eq!(by(&other.verifier_key()), CoseError::Signature);
+        assert_eq!(by(&other.verifier_key()), CoseError::OtherKey);
         let elsewhere = LogSigner::from_seed("example.com/2", &[9; 32]).unwrap();
         assert_eq!(by(&elsewhere.verifier_key()), CoseError::Origin);
         assert_eq!(receipt.sign(root, &elsewhere), Err(CoseError::Origin));
@@ -279,6 +312,26 @@ mod tests {
         assert_eq!(open(&forged.to_tagged_vec().unwrap(), b"b"), Err(CoseError::Signature));
         let split = header(&receipt).unprotected(four.unprotected().unwrap()).signature(signature).build();
         assert_eq!(open(&split.to_tagged_vec().unwrap(), b"b"), Err(CoseError::Form));
+    }
+
+    #[test]
+    fn of_a_log_that_changed_its_key_the_one_of_the_receipt_s_size_counts() {
+        let (receipt, root) = receipt();
+        let next = LogSigner::from_seed("example.com/log", &[8; 32]).unwrap();
+        let stranger = LogSigner::from_seed("example.com/log", &[7; 32]).unwrap();
+        for (size, right, wrong) in [(2, &next, &signer()), (3, &signer(), &next)] {
+            let stage = RotationStage::Begin;
+            let rotation = SignedRotation::sign(stage, &signer(), &next, size, leaf_hash(b"before")).unwrap();
+            let mut keys = KeyChain::new(signer().verifier_key());
+            keys.follow(&rotation).unwrap();
+            let open = |by: &LogSigner| {
+                let bytes = receipt.sign(root, by).unwrap();
+                CoseReceipt::open_in::<CoseError>(&bytes, &keys, |_| Ok(leaf_hash(b"b"))).map(|(_, _, key)| key)
+            };
+            assert_eq!(open(right), Ok(right.verifier_key()));
+            assert_eq!(open(wrong), Err(CoseError::KeyOfAnotherSize { size: 3 }));
+            assert_eq!(open(&stranger), Err(CoseError::OtherKey));
+        }
     }
 
     /// A program that signs checkpoints alone would end its conversation over another message.

@@ -10,6 +10,7 @@ mod cose;
 mod cosignature;
 mod key;
 mod proof;
+mod rotation;
 mod signed_text;
 mod tile;
 mod tree;
@@ -20,6 +21,7 @@ pub use cose::{COSE_RECEIPT_BYTES_MAX, CoseError, CoseReceipt};
 pub use cosignature::{Cosignature, Cosigner, CosignerKey};
 pub use key::{ExternalSigner, KeyError, LogSigner, VerifierKey};
 pub use proof::{EXTRA_BYTES_MAX, PROOF_BYTES_MAX, ProofError, TlogProof};
+pub use rotation::{KeyChain, ROTATIONS_MAX, RotationError, RotationStage, SignedRotation, Window};
 pub use signed_text::{SIGNED_TEXT_BYTES_MAX, SignedTextError, open_text, sign_text};
 pub use tile::{
     BundleError, ENTRY_BYTES_ROOF, TILE_WIDTH, TileFiles, TilePath, TiledTree, TreeReadError, encode_bundle,
@@ -28,7 +30,7 @@ pub use tile::{
 pub use tlog_tiles::Hash;
 pub use tree::{
     Edge, FullTile, PROOF_HASHES_MAX, TREE_SIZE_MAX, TreeError, check_consistency, check_inclusion, leaf_hash,
-    node_hash,
+    node_hash, root_before,
 };
 pub use witness::{
     ADD_CHECKPOINT_BYTES_MAX, AddCheckpoint, AddCheckpointError, CONSISTENCY_HASHES_MAX, TLOG_SIZE, origin_of,

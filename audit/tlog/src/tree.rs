@@ -84,6 +84,26 @@ pub(crate) fn inclusion_root(proof: &[Hash], size: u64, index: u64, leaf: Hash) 
     if last == 0 { Ok(root) } else { Err(TreeError::Root) }
 }
 
+/// The root hash of the tree of the first `index` entries, from the inclusion proof of the entry with `index` in a tree of `size`:
+/// the hashes on the left of its path are the complete subtrees of the tree before it. `None` for the first entry. It is that
+/// root when the proof is one, which [`check_inclusion`] tells.
+#[must_use]
+pub fn root_before(proof: &[Hash], size: u64, index: u64) -> Option<Hash> {
+    let (mut node, mut last) = (index, size.checked_sub(1)?);
+    let mut before: Option<Hash> = None;
+    for hash in proof {
+        if node & 1 == 1 || node == last {
+            // Subtrees come from the smallest, which is the rightmost one, to the largest.
+            before = Some(before.map_or(*hash, |right| node_hash(*hash, right)));
+            while node & 1 == 0 && node != 0 {
+                (node, last) = (node >> 1, last >> 1);
+            }
+        }
+        (node, last) = (node >> 1, last >> 1);
+    }
+    before
+}
+
 /// Does the tree of `size` entries with `root` begin with the tree of `older_size` with `older_root`? RFC 6962
 /// section 2.1.2. Every tree begins with the empty one.
 ///
@@ -267,6 +287,19 @@ mod tests {
 
     fn leaves(count: usize) -> Vec<Vec<u8>> {
         (0..count).map(|n| format!("leaf {n}").into_bytes()).collect()
+    }
+
+    #[test]
+    fn a_proof_of_an_entry_has_the_root_of_the_tree_before_it() {
+        for size in 1..70 {
+            let leaves = leaves(size);
+            for index in 0..size {
+                let (path, place) = (naive_path(index, &leaves), index as u64);
+                let before = (index > 0).then(|| naive_root(&leaves[..index]));
+                assert_eq!(root_before(&path, size as u64, place), before, "entry {index} of {size}");
+            }
+        }
+        assert_eq!(root_before(&[], 0, 0), None);
     }
 
     fn stored(leaves: &[Vec<u8>]) -> Stored {
