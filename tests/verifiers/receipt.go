@@ -275,7 +275,7 @@ func openCheckpoint(data []byte, verifier note.Verifier) (string, tlog.Tree, err
 	}
 	opened, err := note.Open(data, note.VerifierList(verifier))
 	if err != nil {
-		return "", tree, err
+		return "", tree, fmt.Errorf("%v (one key is known here, %s+%08x, and no rotation of it)", err, verifier.Name(), verifier.KeyHash())
 	}
 	lines := strings.Split(opened.Text, "\n")
 	if len(lines) != 4 || lines[3] != "" {
@@ -328,6 +328,7 @@ func check(keyPath, receiptPath string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	fmt.Fprintf(os.Stderr, "under the key %s+%08x: one key is known here, and no rotation of it\n", verifier.Name(), verifier.KeyHash())
 	sum := sha256.Sum256(entry)
 	return fmt.Sprintf("origin=%s size=%d index=%d entry-sha256=%x %s", origin, tree.N, parsed.index, sum, facts), nil
 }

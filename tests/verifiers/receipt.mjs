@@ -49,6 +49,7 @@ async function one(keyPath, receiptPath) {
     console.log(`REFUSED: ${report.reason}`);
     return 1;
   }
+  console.error("under the one key that was given: no rotation of it is followed");
   const { origin, treeSize, index, entrySha256, model, fingerprint } = report;
   const facts = `origin=${origin} size=${treeSize} index=${index} entry-sha256=${entrySha256} model=${model}`;
   console.log(`OK ${facts} fingerprint=${fingerprint === null ? "none" : fingerprint}`);

@@ -6,8 +6,9 @@ Usage: receipt.py VERIFIER-KEY-FILE RECEIPT-FILE
 Written apart from the product, from the public formats: C2SP signed-note, tlog-checkpoint and tlog-proof, RFC 9162
 section 2.1.3.2, RFC 9052 and RFC 9942 for receipts in COSE, and docs/log-format.md for the extra data and the entries. It shows
 that both entries are in the signed log and belong to one request, and which model the opened one names; of a COSE receipt, that
-the sealed entry is in the log and names the opened one. The trace and the salts are not looked at. Exit status 0 when it is so,
-1 when it is not.
+the sealed entry is in the log and names the opened one. The trace and the salts are not looked at. It knows the one key that it is
+given: where the log has changed its key, the one that the log had when it signed. Whether it had another one by then it does not
+know, and says so (`bulkhead-verify --rotation` does). Exit status 0 when it is so, 1 when it is not.
 """
 
 import base64
@@ -23,6 +24,7 @@ KEY_BYTES_MAX = 1024
 SIGNATURES_MAX = 16
 PROOF_HASHES_MAX = 64
 ED25519 = 1
+ONE_KEY = "this script knows one key, and follows no rotation of it"
 # DER header of an Ed25519 public key (RFC 8410); the 32 bytes of the key follow.
 ED25519_DER = bytes.fromhex("302a300506032b6570032100")
 
@@ -198,7 +200,7 @@ def open_checkpoint(note, key):
         if parts[1] == name and blob[:4] == key_id:
             require(found is None, "two signatures of one key")
             found = blob[4:]
-    require(found is not None, "the checkpoint is not signed by the key")
+    require(found is not None, f"the checkpoint is not signed by the key {name}+{key_id.hex()}: {ONE_KEY}")
     require(len(found) == 64 and verify_signature(public_key, text.encode(), found), "the signature is false")
     lines = text.split("\n")
     require(len(lines) == 4 and lines[3] == "", "the checkpoint is not exactly three lines")
@@ -251,7 +253,7 @@ def open_cose(data, key):
     head = Items(protected)
     require(head.head(5) == 4, "the protected header has other parameters")
     head.is_(1), head.is_(-8), head.is_(4)
-    require(head.bytes_() == key_id, "the receipt is signed by another key")
+    require(head.bytes_() == key_id, f"the receipt is signed by another key than {name}+{key_id.hex()}: {ONE_KEY}")
     head.is_(15), require(head.head(5) == 3, "not three claims")
     head.is_(1)
     origin = head.text()
@@ -302,6 +304,7 @@ def main(arguments):
     except Refused as refused:
         print(f"REFUSED: {refused}")
         return 1
+    print(f"under the key {key[0]}+{key[1].hex()}: {ONE_KEY}", file=sys.stderr)
     digest = hashlib.sha256(entry).hexdigest()
     print(f"OK origin={origin} size={size} index={index} entry-sha256={digest} model={model} fingerprint={fingerprint}")
     return 0

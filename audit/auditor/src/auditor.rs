@@ -211,6 +211,19 @@ impl Auditor {
         })
     }
 
+    /// Whether the keys that the entries name have signed this note of the checkpoint that was audited last. It is no objection to
+    /// the log that it is not: whoever has a former key of it can sign, and not add to it.
+    ///
+    /// # Errors
+    /// [`Examined::Refused`]; [`Examined::Unable`] when something else was audited meanwhile.
+    pub fn is_signed(&self, checkpoint: &Checkpoint, note: &[u8]) -> Result<(), Examined> {
+        let reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        if reading.follower.size() != checkpoint.size {
+            return Err(Examined::Unable("the log was read further meanwhile".to_owned()));
+        }
+        reading.follower.is_signed(note).map_err(|refusal| Examined::Refused(refusal.to_string()))
+    }
+
     /// A crash may take one, however few responses there are.
     fn has_traces(&self, audited: Audited) -> Result<Audited, Objection> {
         let Audited { responses, without_trace, .. } = audited;
@@ -227,8 +240,9 @@ impl Auditor {
 }
 
 impl Examine for Auditor {
-    fn examine(&self, checkpoint: &Checkpoint) -> Result<(), Examined> {
+    fn examine(&self, checkpoint: &Checkpoint, note: &[u8]) -> Result<(), Examined> {
         let audited = self.audit(checkpoint, |_| {})?;
+        self.is_signed(checkpoint, note)?;
         tracing::debug!(?audited, "audited");
         Ok(())
     }
@@ -244,6 +258,9 @@ impl Reading {
         }
         if self.follower.root() != checkpoint.root {
             return Err(Objection::Root { size: checkpoint.size });
+        }
+        if !self.follower.names_key() {
+            return Err(LogRefusal::UnnamedKey.into());
         }
         self.rules.settle()?;
         let mut audited = self.rules.audited;

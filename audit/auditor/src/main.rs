@@ -61,9 +61,9 @@ struct Log {
     /// The log's folder.
     #[arg(long = "log", value_name = "DIR")]
     dir: PathBuf,
-    /// The log's verifier key, or a file that holds it.
-    #[arg(long, value_name = "KEY|FILE")]
-    key: String,
+    /// The log's verifier key, or a file that holds it. While the log changes its key, the former and then the next one: twice.
+    #[arg(long = "key", value_name = "KEY|FILE", required = true)]
+    keys: Vec<String>,
     /// The folder of the engine's feeds, `feeds` in the gateway's data directory: each response is compared with what the engine
     /// itself says that it read.
     #[arg(long, value_name = "DIR")]
@@ -94,9 +94,9 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
             Ok(true)
         }
         What::Check { log } => {
-            let (key, checkpoint) = log.read()?;
+            let (key, _, checkpoint, note) = log.read()?;
             let auditor = log.auditor(key);
-            let audited = catch_up(&auditor, &checkpoint);
+            let audited = catch_up(&auditor, &checkpoint, &note);
             let mut out = std::io::stdout().lock();
             match &audited {
                 Ok(audited) => writeln!(out, "no objection: {}", told(*audited, log.feeds.is_some()))?,
@@ -106,11 +106,11 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
             Ok(audited.is_ok())
         }
         What::Serve { log, listen, data_dir } => {
-            let (key, checkpoint) = log.read()?;
-            let mut witness = Witness::open(&data_dir, vec![key.clone()])?;
+            let (key, keys, checkpoint, note) = log.read()?;
+            let mut witness = Witness::open(&data_dir, keys)?;
             let auditor = Arc::new(log.auditor(key));
             // What is there already takes longer than a question may.
-            match catch_up(&auditor, &checkpoint) {
+            match catch_up(&auditor, &checkpoint, &note) {
                 Ok(audited) => say(&format!("no objection: {}", told(audited, log.feeds.is_some()))),
                 Err(Examined::Refused(objection)) => say(&format!("OBJECTION, nothing is cosigned: {objection}")),
                 Err(Examined::Unable(reason)) => say(&format!("it is read when the gateway asks: {reason}")),
@@ -125,8 +125,8 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
 struct Shared(Arc<Auditor>);
 
 impl Examine for Shared {
-    fn examine(&self, checkpoint: &Checkpoint) -> Result<(), Examined> {
-        self.0.examine(checkpoint)
+    fn examine(&self, checkpoint: &Checkpoint, note: &[u8]) -> Result<(), Examined> {
+        self.0.examine(checkpoint, note)
     }
 }
 
@@ -139,25 +139,29 @@ impl Log {
         }
     }
 
-    fn read(&self) -> anyhow::Result<(VerifierKey, Checkpoint)> {
+    /// The first key, all of them, and the checkpoint, which one of them has signed, with its note.
+    fn read(&self) -> anyhow::Result<(VerifierKey, Vec<VerifierKey>, Checkpoint, Vec<u8>)> {
         if !self.dir.is_dir() {
             bail!("`{}` is not a folder", self.dir.display());
         }
-        let key = match VerifierKey::parse(self.key.trim()) {
-            Ok(key) => key,
-            Err(_) if !Path::new(&self.key).exists() => {
-                bail!("`{}` is neither a verifier key nor a file", self.key)
-            }
-            Err(_) => {
-                let bytes = read(Path::new(&self.key), KEY_BYTES_MAX)?;
-                let line = std::str::from_utf8(&bytes).unwrap_or_default().trim();
-                VerifierKey::parse(line).with_context(|| format!("`{}`", self.key))?
-            }
-        };
+        let keys = self.keys.iter().map(|key| read_key(key)).collect::<anyhow::Result<Vec<_>>>()?;
+        let first = keys.first().cloned().context("no key is given")?;
         let note = read(&self.dir.join("checkpoint"), CHECKPOINT_BYTES_MAX)?;
-        let checkpoint = Checkpoint::open(&note, &key).context("the log's checkpoint")?;
-        Ok((key, checkpoint))
+        let (checkpoint, _) = Checkpoint::open_under(&note, &keys).context("the log's checkpoint")?;
+        Ok((first, keys, checkpoint, note))
     }
+}
+
+fn read_key(key: &str) -> anyhow::Result<VerifierKey> {
+    if let Ok(key) = VerifierKey::parse(key.trim()) {
+        return Ok(key);
+    }
+    if !Path::new(key).exists() {
+        bail!("`{key}` is neither a verifier key nor a file");
+    }
+    let bytes = read(Path::new(key), KEY_BYTES_MAX)?;
+    let line = std::str::from_utf8(&bytes).unwrap_or_default().trim();
+    VerifierKey::parse(line).with_context(|| format!("`{key}`"))
 }
 
 fn read(path: &Path, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
@@ -165,7 +169,7 @@ fn read(path: &Path, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
 }
 
 /// With a bar, where somebody looks.
-fn catch_up(auditor: &Auditor, checkpoint: &Checkpoint) -> Result<Audited, Examined> {
+fn catch_up(auditor: &Auditor, checkpoint: &Checkpoint, note: &[u8]) -> Result<Audited, Examined> {
     let bar = ProgressBar::new(checkpoint.size);
     let visible = std::io::stderr().is_terminal();
     bar.set_draw_target(if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() });
@@ -174,7 +178,9 @@ fn catch_up(auditor: &Auditor, checkpoint: &Checkpoint) -> Result<Audited, Exami
     }
     let audited = auditor.audit(checkpoint, |entries| bar.set_position(entries));
     bar.finish_and_clear();
-    audited
+    let audited = audited?;
+    auditor.is_signed(checkpoint, note)?;
+    Ok(audited)
 }
 
 fn told(audited: Audited, feeds: bool) -> String {

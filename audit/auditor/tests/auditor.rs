@@ -8,7 +8,7 @@ use audit_auditor::{Audited, Auditor, Examined, WITHOUT_TRACE_PERCENT};
 use audit_provenance::{
     Body, ChunkRun, DetectorTrial, PageClass, PageRun, Prune, SealReason, SelfTest, TenantRef, Trace,
 };
-use audit_tlog::{AddCheckpoint, Checkpoint};
+use audit_tlog::{AddCheckpoint, Checkpoint, LogSigner};
 use audit_verify::SelfTests;
 use audit_witness::{Answer, Witness, make_key};
 use forged::{ACME, Forge, GLOBEX, incident, opened, sealed, signer, trace};
@@ -330,6 +330,48 @@ fn what_is_objected_to_is_not_cosigned_now_or_later() {
     assert!(objection.starts_with("entry 4: page 4 was another's"), "{objection}");
     // Nor by one that reads it anew.
     assert!(made.audited().is_err());
+}
+
+#[test]
+fn a_log_that_changed_its_key_is_audited_under_either_and_under_no_other() {
+    let key = |seed| LogSigner::from_seed(forged::ORIGIN, &[seed; 32]).unwrap();
+    let (former, next, stranger) = (signer(), key(2), key(9));
+    let mut made = Made::new();
+    made.answer(ACME, 1, &reads(4, 1, PageClass::Own));
+    made.forge.begin(&former, &next);
+    made.answer(ACME, 2, &reads(5, 1, PageClass::Own));
+    let checkpoint = made.write();
+    let audited = |checkpoint: &Checkpoint, key: &LogSigner, by: &[&LogSigner]| {
+        let auditor = Auditor::new(made.path(), key.verifier_key(), 100);
+        let audited = said(auditor.audit(checkpoint, |_| {}))?;
+        let note = checkpoint.sign_with(by).unwrap();
+        said(auditor.is_signed(checkpoint, note.as_bytes()).map(|()| audited))
+    };
+    for known in [&former, &next] {
+        assert_eq!(audited(&checkpoint, known, &[&former, &next]).unwrap().entries, 6);
+        let newest = "the checkpoint is not signed by the newest key that its entries name";
+        assert_eq!(audited(&checkpoint, known, &[&former]).unwrap_err(), newest);
+        let alone = audited(&checkpoint, known, &[&next]).unwrap_err();
+        assert!(alone.contains("is not signed by the former one as well"), "{alone}");
+    }
+    let objection = audited(&checkpoint, &stranger, &[&former, &next]).unwrap_err();
+    assert_eq!(objection, "the given key is neither the log's first one nor one that its entries name");
+    // Behind its end a witness that audits takes the next key's word, and the former one's not.
+    made.forge.finish(&former, &next);
+    made.answer(ACME, 3, &reads(6, 1, PageClass::Own));
+    let checkpoint = made.write();
+    let folder = tempfile::tempdir().unwrap();
+    make_key(folder.path(), "auditor.example/a1").unwrap();
+    let keys = vec![former.verifier_key(), next.verifier_key()];
+    let mut witness = Witness::open(folder.path(), keys).unwrap();
+    witness.examine(forged::ORIGIN, Box::new(Auditor::new(made.path(), former.verifier_key(), 100)));
+    let ask = |by: &[&LogSigner]| {
+        let checkpoint = checkpoint.sign_with(by).unwrap();
+        let request = AddCheckpoint { old_size: 0, proof: Vec::new(), checkpoint };
+        witness.add_checkpoint(request.encode().as_bytes(), 1_796_000_000)
+    };
+    assert!(matches!(ask(&[&former]), Answer::Refused(reason) if reason.contains("newest key")));
+    assert!(matches!(ask(&[&next]), Answer::Cosigned(_)));
 }
 
 #[test]

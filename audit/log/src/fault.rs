@@ -1,7 +1,7 @@
 //! What ends a log: once memory may not match the disk any more, nothing is signed and the next start recovers.
 
 use audit_provenance::{DecodeError, KeepingError};
-use audit_tlog::{CheckpointError, KeyError};
+use audit_tlog::{CheckpointError, KeyError, RotationError};
 use std::io;
 
 /// A fault that stops the log. A restart recovers what was committed; the cause has to be removed first.
@@ -64,6 +64,9 @@ pub enum LogFault {
     /// What was held was destroyed, or what was erased was used, which is refused before: memory is damaged.
     #[error("what is held or erased is not what the entries say")]
     Keeping,
+    /// A key was named as it may not be, which is refused before: memory is damaged.
+    #[error("the keys of the log are not what its entries say")]
+    Keys,
     /// A thread of the log ended where it should not.
     #[error("a thread of the log ended")]
     Stopped,
@@ -168,6 +171,50 @@ pub enum OpenLogError {
         path: String,
         /// What is wrong.
         source: KeepingError,
+    },
+    /// A committed entry names a key as it may not.
+    #[error("committed entry {index} in `{path}`: {source}")]
+    Rotation {
+        /// The entry.
+        index: u64,
+        /// The segment that holds it.
+        path: String,
+        /// What is wrong.
+        source: RotationError,
+    },
+    /// The signing key is not the one that the entries lead to, nor the one before that.
+    #[error("the log's entries lead to the key {named}, and the folder has {held}: restore it from a backup")]
+    KeyNotNamed {
+        /// The key in the folder.
+        held: String,
+        /// The newest key that an entry names.
+        named: String,
+    },
+    /// The key that is to take the log's key's place cannot.
+    #[error("`{path}`: {source}")]
+    NextKey {
+        /// Its file.
+        path: String,
+        /// What is wrong.
+        source: RotationError,
+    },
+    /// One rotation after the other: the former key of the last one is not dropped.
+    #[error("a rotation to the key {next} has begun: drop the former key before the next one")]
+    RotationOpen {
+        /// The key that it is to.
+        next: String,
+    },
+    /// There is no former key to drop: no rotation has begun, or the last one is finished.
+    #[error("no rotation of the key has begun, or it is finished")]
+    RotationNotBegun,
+    /// There is no history that a rotation could be bound to.
+    #[error("the log has no entry yet: start the gateway once before its key is changed")]
+    RotationEmpty,
+    /// Both keys must sign, and only the next one is there.
+    #[error("the log's key is being changed, and its former key {former} is not in `keys`: restore it from a backup")]
+    FormerKeyMissing {
+        /// The former key.
+        former: String,
     },
     /// The entries do not have the committed root hash.
     #[error("the {size} committed entries in `segments` do not have the root hash in `slot`: {RESTORE}")]

@@ -7,10 +7,11 @@
 
 use crate::fault::{LogFault, OpenLogError, storage};
 use crate::report_key;
+use crate::rotation::{self, first_key, first_key_in};
 use crate::signer::{CommandSigner, SignerPlace};
-use crate::storage::Storage;
-use audit_provenance::{ActorRef, Field, Openings, Salt, TenantRef};
-use audit_tlog::{LogSigner, VerifierKey};
+use crate::storage::{Storage, StoredFile};
+use audit_provenance::{ActorRef, Field, KeyRotation, Openings, Salt, TenantRef};
+use audit_tlog::{Checkpoint, CheckpointError, Hash, KeyChain, LogSigner, RotationStage, SignedRotation, VerifierKey};
 use hkdf::Hkdf;
 use hmac::{Hmac, Mac as _};
 use policies_domain::{Digest, TenantName};
@@ -22,6 +23,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zeroize::Zeroizing;
 
 const SIGNING_KEY: &str = "keys/log.skey";
+/// The key that takes its place, while both sign.
+const NEXT_KEY: &str = "keys/log.next.skey";
 const PSEUDONYM_KEY: &str = "keys/pseudonym.key";
 const VERIFIER_KEY: &str = "log.vkey";
 const KEYS: &str = "keys";
@@ -55,7 +58,15 @@ enum Missing {
 /// All keys of a log.
 pub(crate) struct Keys {
     storage: Arc<dyn Storage>,
+    /// The key that the log was begun with: the sums of secret files are bound to it.
+    first: VerifierKey,
     signer: LogSigner,
+    /// What lies there to take its place.
+    next: Option<LogSigner>,
+    /// Whether an entry names it, so that it signs, too.
+    both: bool,
+    /// Index of the entry that names the newest key: it has no word in a tree that does not have it. `None` for the first one.
+    named_at: Option<u64>,
     pseudonym: Secret,
     tenants: Mutex<TenantKeys>,
 }
@@ -110,22 +121,133 @@ impl Keys {
                 reason: format!("the log is signed by {published}, its key is {log}"),
             });
         }
-        let pseudonym = match read_secret(&*storage, &log, PSEUDONYM_KEY)? {
+        let first = if log_exists { first_key(&*storage)? } else { None };
+        let first = first.unwrap_or_else(|| log.clone());
+        let next = if *place == SignerPlace::File { read_signer(&*storage, NEXT_KEY, origin)? } else { None };
+        let pseudonym = match read_secret(&*storage, &first, PSEUDONYM_KEY)? {
             Some(secret) => secret,
             None if log_exists => return Err(OpenLogError::KeyMissing { path: PSEUDONYM_KEY.to_owned() }),
-            None => make_secret(&*storage, &log, PSEUDONYM_KEY)?,
+            None => make_secret(&*storage, &first, PSEUDONYM_KEY)?,
         };
         // The line for strangers is derived; it is written again when it is not as it should be.
         let line = format!("{log}\n");
         if !storage.read(VERIFIER_KEY, KEY_FILE_BYTES_MAX).is_ok_and(|held| held == line.as_bytes()) {
             write_whole(&*storage, VERIFIER_KEY, line.as_bytes())?;
         }
-        report_key::vouch(&*storage, &signer)?;
-        Ok(Self { storage, signer, pseudonym, tenants: Mutex::default() })
+        Ok(Self { storage, first, signer, next, both: false, named_at: None, pseudonym, tenants: Mutex::default() })
     }
 
     pub(crate) fn signer(&self) -> &LogSigner {
         &self.signer
+    }
+
+    /// The signed checkpoint: by the log's key and, while that is being changed, by the next one as well.
+    pub(crate) fn sign(&self, checkpoint: &Checkpoint) -> Result<String, CheckpointError> {
+        match self.next.as_ref().filter(|_| self.both) {
+            Some(next) => checkpoint.sign_with(&[&self.signer, next]),
+            None => checkpoint.sign(&self.signer),
+        }
+    }
+
+    /// The key that must sign from here on: the next one as soon as an entry names it.
+    pub(crate) fn newest(&self) -> &LogSigner {
+        self.next.as_ref().filter(|_| self.both).unwrap_or(&self.signer)
+    }
+
+    /// The one key that may sign what has room for one signature, for a tree of `size` entries. `None` for a tree in which
+    /// another key counts.
+    pub(crate) fn signer_of(&self, size: u64) -> Option<&LogSigner> {
+        match self.named_at {
+            Some(named_at) if size <= named_at => Some(&self.signer).filter(|_| self.both),
+            _ => Some(self.newest()),
+        }
+    }
+
+    /// Compares the keys that are there with those that the entries name. What no entry names does not sign.
+    pub(crate) fn settle(&mut self, named: &KeyChain) -> Result<(), OpenLogError> {
+        let (held, next) = (self.signer.verifier_key(), self.next.as_ref().map(LogSigner::verifier_key));
+        self.both = false;
+        let last = named.last_rotation();
+        self.named_at = last.map(|(_, window)| window.begin);
+        if held == *named.current() {
+            if let Some((former, window)) = last
+                && window.finish.is_none()
+            {
+                return Err(OpenLogError::FormerKeyMissing { former: former.to_string() });
+            }
+            if next.is_some() {
+                tracing::warn!(path = NEXT_KEY, "no entry names this key, so it signs nothing");
+            }
+            return Ok(());
+        }
+        let Some((_, window)) = last.filter(|(former, _)| **former == held) else {
+            let (held, named) = (held.to_string(), named.current().to_string());
+            return Err(OpenLogError::KeyNotNamed { held, named });
+        };
+        if next.as_ref() != Some(named.current()) {
+            return Err(OpenLogError::KeyMissing { path: NEXT_KEY.to_owned() });
+        }
+        self.both = true;
+        if window.finish.is_some() {
+            // A crash came after the entry that says so.
+            self.drop_former()?;
+            self.both = false;
+            if let Some(next) = self.next.take() {
+                self.signer = next;
+            }
+        } else {
+            tracing::info!(former = %held, next = %named.current(), "the log's key is being changed: both sign");
+        }
+        Ok(())
+    }
+
+    /// The word of both keys that the next one takes the other's place, behind these entries. From here on it signs, too.
+    pub(crate) fn begin_rotation(&mut self, size: u64, root: Hash) -> Result<KeyRotation, OpenLogError> {
+        let Some(next) = &self.next else { return Err(OpenLogError::KeyMissing { path: NEXT_KEY.to_owned() }) };
+        if self.both {
+            return Err(OpenLogError::RotationOpen { next: next.verifier_key().to_string() });
+        }
+        let rotation = self.rotation(RotationStage::Begin, next, size, root)?;
+        (self.both, self.named_at) = (true, Some(size));
+        Ok(rotation)
+    }
+
+    /// The word of both keys that the former one is dropped, behind these entries.
+    pub(crate) fn finish_rotation(&self, size: u64, root: Hash) -> Result<KeyRotation, OpenLogError> {
+        let next = self.next.as_ref().filter(|_| self.both).ok_or(OpenLogError::RotationNotBegun)?;
+        self.rotation(RotationStage::Finish, next, size, root)
+    }
+
+    fn rotation(
+        &self,
+        stage: RotationStage,
+        next: &LogSigner,
+        size: u64,
+        root: Hash,
+    ) -> Result<KeyRotation, OpenLogError> {
+        if size == 0 {
+            return Err(OpenLogError::RotationEmpty);
+        }
+        let signed = SignedRotation::sign(stage, &self.signer, next, size, root);
+        let signed = signed.map_err(|source| OpenLogError::NextKey { path: NEXT_KEY.to_owned(), source })?;
+        Ok(rotation::body(&signed))
+    }
+
+    /// The log's word for the key that signs bundles, by the key that must sign.
+    pub(crate) fn vouch(&self) -> Result<(), OpenLogError> {
+        report_key::vouch(&*self.storage, self.newest())
+    }
+
+    /// Puts the next key in the place of the former one, whose file is overwritten. A crash leaves either; what is derived from
+    /// the key is made anew by the next start.
+    pub(crate) fn drop_former(&self) -> Result<(), OpenLogError> {
+        let Some(next) = self.next.as_ref().filter(|_| self.both) else { return Ok(()) };
+        // Still the former key's file when the name is the next one's.
+        let former = self.storage.open(SIGNING_KEY).map_err(storage("open", SIGNING_KEY))?;
+        self.storage.rename(NEXT_KEY, SIGNING_KEY).map_err(storage("rename", NEXT_KEY))?;
+        self.storage.sync_folder(KEYS).map_err(storage("sync", KEYS))?;
+        zero(&*former, SIGNING_KEY)?;
+        Ok(write_whole(&*self.storage, VERIFIER_KEY, format!("{}\n", next.verifier_key()).as_bytes())?)
     }
 
     pub(crate) fn verifier_key(&self) -> VerifierKey {
@@ -194,8 +316,8 @@ impl Keys {
         if tenants.erased.contains(&(self.tenant_ref(tenant), epoch)) {
             return Ok(None);
         }
-        let (path, log) = (tenant_key_path(tenant, epoch), self.signer.verifier_key());
-        let key = match (read_secret(&*self.storage, &log, &path)?, missing) {
+        let path = tenant_key_path(tenant, epoch);
+        let key = match (read_secret(&*self.storage, &self.first, &path)?, missing) {
             (Some(key), _) => {
                 if !std::mem::replace(&mut tenants.synced, true) {
                     sync_names(&*self.storage, TENANT_KEYS).inspect_err(|_| tenants.synced = false)?;
@@ -205,7 +327,7 @@ impl Keys {
             (None, Missing::Leave) => return Ok(None),
             (None, Missing::Make) => {
                 tenants.synced = false;
-                let made = make_secret(&*self.storage, &log, &path)?;
+                let made = make_secret(&*self.storage, &self.first, &path)?;
                 tenants.synced = true;
                 made
             }
@@ -221,10 +343,9 @@ impl Keys {
 
     /// Whether each stored commitment key is whole, but for those that are erased.
     pub(crate) fn check_tenant_keys(&self) -> Result<(), OpenLogError> {
-        let log = self.signer.verifier_key();
         for file in self.tenant_files()? {
             if file.is_key && !self.tenants().erased.contains(&(file.tenant, file.epoch)) {
-                read_secret(&*self.storage, &log, &file.path)?;
+                read_secret(&*self.storage, &self.first, &file.path)?;
             }
         }
         Ok(())
@@ -266,10 +387,9 @@ impl Keys {
 
     /// What names a tenant's key of an epoch without telling anything of it. `None` when there is none, or none that is whole.
     pub(crate) fn key_name(&self, tenant: TenantRef, epoch: u64) -> Result<Option<Digest>, LogFault> {
-        let log = self.signer.verifier_key();
         let is_it = |file: &TenantFile| file.is_key && (file.tenant, file.epoch) == (tenant, epoch);
         let Some(file) = self.tenant_files()?.into_iter().find(is_it) else { return Ok(None) };
-        match read_secret(&*self.storage, &log, &file.path) {
+        match read_secret(&*self.storage, &self.first, &file.path) {
             Ok(key) => Ok(key.map(|key| {
                 Digest(Sha256::new().chain_update(ERASED_KEY).chain_update(key.as_slice()).finalize().into())
             })),
@@ -314,7 +434,10 @@ struct TenantFile {
 
 /// Writes zeros over a file, down to the device. What a device keeps aside of what it held is beyond its files.
 fn overwrite(store: &dyn Storage, path: &str) -> Result<(), LogFault> {
-    let file = store.open(path).map_err(storage("open", path))?;
+    zero(&*store.open(path).map_err(storage("open", path))?, path)
+}
+
+fn zero(file: &dyn StoredFile, path: &str) -> Result<(), LogFault> {
     let length = file.length().map_err(storage("measure", path))?;
     let zeros = vec![0; usize::try_from(length).unwrap_or(usize::MAX).min(KEY_FILE_BYTES_MAX)];
     file.write_at(0, &zeros).map_err(storage("overwrite", path))?;
@@ -323,19 +446,38 @@ fn overwrite(store: &dyn Storage, path: &str) -> Result<(), LogFault> {
 
 /// The key in the log's own folder; makes it when there is no log yet.
 fn signer_in_file(storage: &dyn Storage, origin: &str, log_exists: bool) -> Result<LogSigner, OpenLogError> {
-    let key_error = |source| OpenLogError::Key { path: SIGNING_KEY.to_owned(), source };
-    match read_key(storage, SIGNING_KEY)? {
-        Some(line) => LogSigner::parse(line.trim_end_matches('\n')).map_err(key_error),
+    match read_signer(storage, SIGNING_KEY, origin)? {
+        Some(signer) => Ok(signer),
         None if log_exists => Err(OpenLogError::KeyMissing { path: SIGNING_KEY.to_owned() }),
-        None => {
-            let seed = random()?;
-            let signer = LogSigner::from_seed(origin, &seed).map_err(key_error)?;
-            let secret = signer.secret_line().unwrap_or_default();
-            let line = Zeroizing::new(format!("{}\n", secret.as_str()));
-            write_whole(storage, SIGNING_KEY, line.as_bytes())?;
-            Ok(signer)
-        }
+        None => make_signer(storage, SIGNING_KEY, origin),
     }
+}
+
+/// The key that is to take the other's place; makes it if a rotation that was cut off has not left one.
+pub(crate) fn prepare_next(storage: &dyn Storage, origin: &str) -> Result<(), OpenLogError> {
+    match read_signer(storage, NEXT_KEY, origin)? {
+        Some(_) => Ok(()),
+        None => make_signer(storage, NEXT_KEY, origin).map(drop),
+    }
+}
+
+fn read_signer(storage: &dyn Storage, path: &str, origin: &str) -> Result<Option<LogSigner>, OpenLogError> {
+    let Some(line) = read_key(storage, path)? else { return Ok(None) };
+    let signer = LogSigner::parse(line.trim_end_matches('\n'));
+    let signer = signer.map_err(|source| OpenLogError::Key { path: path.to_owned(), source })?;
+    if signer.name() != origin {
+        return Err(OpenLogError::Origin { held: signer.name().to_owned(), wanted: origin.to_owned() });
+    }
+    Ok(Some(signer))
+}
+
+fn make_signer(storage: &dyn Storage, path: &str, origin: &str) -> Result<LogSigner, OpenLogError> {
+    let signer = LogSigner::from_seed(origin, &*random()?);
+    let signer = signer.map_err(|source| OpenLogError::Key { path: path.to_owned(), source })?;
+    let secret = signer.secret_line().unwrap_or_default();
+    let line = Zeroizing::new(format!("{}\n", secret.as_str()));
+    write_whole(storage, path, line.as_bytes())?;
+    Ok(signer)
 }
 
 /// A tenant's name has only letters, digits and hyphens, so it is a file name.
@@ -421,8 +563,7 @@ impl TenantNames {
     /// Reads a log's folder. `None` when its key of pseudonyms is not there, or cannot be read by whoever asks.
     #[must_use]
     pub fn read(dir: &Path) -> Option<Self> {
-        let log = VerifierKey::parse(read_text(dir, VERIFIER_KEY)?.trim_end_matches('\n')).ok()?;
-        let pseudonym = parse_secret(&read_text(dir, PSEUDONYM_KEY)?, &log, PSEUDONYM_KEY)?;
+        let pseudonym = parse_secret(&read_text(dir, PSEUDONYM_KEY)?, &begun_with(dir)?, PSEUDONYM_KEY)?;
         let files = std::fs::read_dir(dir.join(TENANT_KEYS)).into_iter().flatten().flatten();
         let name = |file: std::fs::DirEntry| TenantName::parse(file.file_name().to_str()?.split('.').next()?).ok();
         let names = files.filter_map(name).map(|name| (pseudonym_of(&pseudonym, &name), name));
@@ -444,10 +585,15 @@ impl TenantNames {
 
 /// The salt of a tenant's name in one request's commitment, for whoever may read the tenant's key. The folder is only read.
 pub(crate) fn tenant_salt(dir: &Path, tenant: &TenantName, epoch: u64, request: &[u8; 16]) -> Option<Salt> {
-    let log = VerifierKey::parse(read_text(dir, VERIFIER_KEY)?.trim_end_matches('\n')).ok()?;
     let path = tenant_key_path(tenant, epoch);
-    let key = parse_secret(&read_text(dir, &path)?, &log, &path)?;
+    let key = parse_secret(&read_text(dir, &path)?, &begun_with(dir)?, &path)?;
     Some(salt(&key, request, Field::Tenant))
+}
+
+/// The key that the sums of a log's secret files are bound to.
+fn begun_with(dir: &Path) -> Option<VerifierKey> {
+    let published = || VerifierKey::parse(read_text(dir, VERIFIER_KEY)?.trim_end_matches('\n')).ok();
+    first_key_in(dir).or_else(published)
 }
 
 /// A small file of a log's folder; `None` when it is not there or is no regular file.

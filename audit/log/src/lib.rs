@@ -34,6 +34,7 @@ mod recover;
 mod replayed;
 mod report_key;
 mod retention;
+mod rotation;
 mod segment;
 mod self_tests;
 mod sequence;
@@ -73,6 +74,7 @@ pub use own_entries::{OWN_ENTRIES_MAX, OwnEntries, OwnEntriesError, OwnEntriesQu
 pub use receipt::ReceiptError;
 pub use replayed::Replayed;
 pub use report_key::ReportKey;
+pub use rotation::{RotateKeyError, RotatedKey, drop_former_key, rotate_key};
 pub use signer::SignerPlace;
 pub use storage::{FolderStorage, Storage, StoredFile};
 pub use witness::{

@@ -234,19 +234,24 @@ impl Drop for Threads {
     }
 }
 
+/// Makes the log's folder if needed, and locks it.
+pub(crate) fn folder_of(config: &AuditConfig) -> Result<FolderStorage, OpenLogError> {
+    let dir = config.dir.display().to_string();
+    let storage = FolderStorage::open(&config.dir);
+    let storage = if config.group_may_read { storage.and_then(FolderStorage::let_group_read) } else { storage };
+    storage.map_err(|source| match source.kind() {
+        io::ErrorKind::WouldBlock => OpenLogError::Locked { dir },
+        _ => OpenLogError::Folder { dir, source },
+    })
+}
+
 impl AuditLog {
     /// Opens a log; makes one, keys included, where there is none; recovers what a crash left.
     ///
     /// # Errors
     /// [`OpenLogError`].
     pub fn open(config: AuditConfig) -> Result<Self, OpenLogError> {
-        let dir = config.dir.display().to_string();
-        let storage = FolderStorage::open(&config.dir);
-        let storage = if config.group_may_read { storage.and_then(FolderStorage::let_group_read) } else { storage };
-        let storage = storage.map_err(|source| match source.kind() {
-            io::ErrorKind::WouldBlock => OpenLogError::Locked { dir },
-            _ => OpenLogError::Folder { dir, source },
-        })?;
+        let storage = folder_of(&config)?;
         Self::open_on(&config, Arc::new(storage), Arc::new(SystemClock::default()))
     }
 
@@ -390,6 +395,15 @@ impl AuditLog {
     #[must_use]
     pub fn verifier_key(&self) -> String {
         self.shared.keys.verifier_key().to_string()
+    }
+
+    /// The proof of the entry that names the key after the log's first one, and of the next ones: their numbers begin with 1.
+    /// `None` when there is none of that number. Reads a file.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn rotation(&self, number: u32) -> io::Result<Option<String>> {
+        crate::rotation::proof(&*self.shared.storage, number)
     }
 
     /// The receipt of a request of this principal's tenant. Reads files: call it where blocking is allowed.

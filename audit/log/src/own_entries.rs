@@ -239,7 +239,7 @@ fn shows(body: &Body) -> bool {
         // They say who asked for it, and a hold perhaps what nobody is to know. That a key is gone is said by itself.
         Body::Erasure(_) | Body::Hold(_) | Body::Release(_) => false,
         // These have no tenant.
-        Body::Prune(_) | Body::Lag(_) | Body::SelfTest(_) => false,
+        Body::Prune(_) | Body::KeyRotation(_) | Body::Lag(_) | Body::SelfTest(_) => false,
         Body::Genesis { .. } | Body::Recovered { .. } | Body::Heartbeat => false,
     }
 }

@@ -65,11 +65,12 @@ pub(crate) fn text(shared: &Shared, principal: &Principal, request: RequestId) -
 /// The receipt as RFC 9942 has it. It proves the sealed entry alone, which names the opened one by its hash: a reader who wants
 /// both proofs, or cosignatures, takes the text.
 pub(crate) fn cose(shared: &Shared, principal: &Principal, request: RequestId) -> Result<Vec<u8>, ReceiptError> {
-    let signer = shared.keys.signer();
-    if !signer.is_here() {
+    if !shared.keys.signer().is_here() {
         return Err(ReceiptError::OnlyText);
     }
     make(shared, principal, request, |of| {
+        // What witnesses have cosigned may be older than the log's key: then it is the published tree.
+        let signer = shared.keys.signer_of(of.published.size).ok_or(Failure::Key)?;
         let receipt = CoseReceipt {
             origin: signer.name().to_owned(),
             subject: request.to_string(),
@@ -147,6 +148,8 @@ enum Failure {
     Tree(#[from] TreeReadError),
     #[error("entry {index} is not the one that the index says")]
     Index { index: u64 },
+    #[error("the log's key does not count for so old a tree")]
+    Key,
     #[error(transparent)]
     Cose(#[from] CoseError),
     #[error(transparent)]

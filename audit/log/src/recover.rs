@@ -16,6 +16,7 @@ use crate::log::lock;
 use crate::publish::{CHECKPOINT, Published, Publisher};
 use crate::receipt::Tiles;
 use crate::retention::drop_traces;
+use crate::rotation::NamedKeys;
 use crate::segment::{
     Place, SEGMENT_BYTES, SEGMENT_BYTES_MAX, SEGMENTS, SegmentWriter, TracePlace, next_frame, segment_path,
 };
@@ -39,8 +40,20 @@ pub(crate) struct Opened {
     pub(crate) incidents: Arc<Mutex<Incidents>>,
     pub(crate) keeping: Keeping,
     pub(crate) keys: Arc<Keys>,
+    pub(crate) named: NamedKeys,
     pub(crate) published: Published,
     pub(crate) signed_us: u64,
+}
+
+/// What a log is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// To go on as it was left.
+    Serve,
+    /// To name the key that was prepared.
+    Rotate,
+    /// To say that the former key is dropped.
+    Finish,
 }
 
 /// Opens, recovers, and brings what is published up to what is committed.
@@ -49,8 +62,18 @@ pub(crate) fn open(
     clock: Arc<dyn Clock>,
     config: &AuditConfig,
 ) -> Result<Opened, OpenLogError> {
+    open_as(store, clock, config, Start::Serve)
+}
+
+/// The same, and says in an entry what the log was opened for.
+pub(crate) fn open_as(
+    store: Arc<dyn Storage>,
+    clock: Arc<dyn Clock>,
+    config: &AuditConfig,
+    start: Start,
+) -> Result<Opened, OpenLogError> {
     let segments = segments(&*store)?;
-    let keys = Arc::new(Keys::open(Arc::clone(&store), &config.origin, &config.signer, !segments.is_empty())?);
+    let mut keys = Keys::open(Arc::clone(&store), &config.origin, &config.signer, !segments.is_empty())?;
     let slot = Slot::open(&*store, &keys.verifier_key())?;
     let mut scan = Scan::new(&*store, &keys, slot.current().map_or(0, |current| current.size))?;
     for first in &segments {
@@ -67,6 +90,18 @@ pub(crate) fn open(
         // INVARIANT: the scan notes the edge at the checkpoint's size, which is at most the committed size.
         return Err(OpenLogError::Root { size: committed });
     };
+    // What the entries say of keys is committed by now; what files there are is not asked first.
+    let mut named = std::mem::take(&mut scan.named);
+    if let Some(chain) = named.chain() {
+        keys.settle(chain)?;
+    }
+    let rotation = match start {
+        Start::Serve => None,
+        Start::Rotate => Some(keys.begin_rotation(committed, root)?),
+        Start::Finish => Some(keys.finish_rotation(committed, root)?),
+    };
+    keys.vouch()?;
+    let keys = Arc::new(keys);
 
     // What is erased is not looked at: a crash may have left it half destroyed.
     let mut keeping = std::mem::take(&mut scan.keeping);
@@ -98,6 +133,10 @@ pub(crate) fn open(
         check_at_start(&config.witnesses, &committed, keys.signer().name(), &prove)?;
     }
     let mut drafts = first_drafts(&scan, &keys, committed)?;
+    if let Some(rotation) = rotation {
+        // INVARIANT: it stands behind the committed entries, which it names: no rotation begins before there are some.
+        drafts.insert(0, Draft::untenanted(Body::KeyRotation(rotation))?);
+    }
     drafts.append(&mut destroy_again(&keys, &keeping)?);
     drop_traces(&*store, &known)?;
     let incidents = Arc::new(Mutex::new(scan.incidents));
@@ -122,11 +161,15 @@ pub(crate) fn open(
         known.note_batch(&commit);
         lock(&incidents).note_batch(&commit).map_err(|_| LogFault::Incident)?;
         note_batch(&mut keeping, &commit)?;
+        for (placed, entry) in commit.entries.iter().zip(&commit.said) {
+            named.note(placed.index, || root, entry).map_err(|_| LogFault::Keys)?;
+        }
         last = publisher.publish(std::slice::from_ref(&commit))?.map(|_| commit);
     }
     let last = last.ok_or(LogFault::Stopped)?;
     let published = Published { size: last.size, root: last.root, note: last.note };
-    Ok(Opened { sequencer, publisher, known, incidents, keeping, keys, published, signed_us: last.signed_us })
+    named.publish(&*sequencer.storage, &published)?;
+    Ok(Opened { sequencer, publisher, known, incidents, keeping, keys, named, published, signed_us: last.signed_us })
 }
 
 /// What the witnesses are asked about. A log that has committed nothing says that of itself: a witness that has seen more
@@ -136,7 +179,7 @@ fn committed_state(slot: &Slot, keys: &Keys) -> Result<Published, LogFault> {
         return Ok(Published { size: current.size, root: current.root, note: current.note.clone() });
     }
     let empty = Checkpoint { origin: keys.signer().name().to_owned(), size: 0, root: Edge::new().root() };
-    let note = empty.sign(keys.signer()).map_err(LogFault::Sign)?;
+    let note = keys.sign(&empty).map_err(LogFault::Sign)?;
     Ok(Published { size: 0, root: empty.root, note })
 }
 
@@ -209,6 +252,7 @@ struct Scan {
     known: Known,
     incidents: Incidents,
     keeping: Keeping,
+    named: NamedKeys,
     /// Sealed entries of the segments whose traces are looked at.
     sealed: BTreeSet<u64>,
     /// The first of these segments: the one that the newest block of entries begins in.
@@ -250,6 +294,7 @@ impl Scan {
             known: Known::default(),
             incidents: Incidents::default(),
             keeping: Keeping::default(),
+            named: NamedKeys::default(),
             sealed: BTreeSet::new(),
             traced_from: 0,
             requests: OpenRequests::default(),
@@ -320,6 +365,8 @@ impl Scan {
 
     fn entry(&mut self, placed: Placed, entry: &Entry) -> Result<(), OpenLogError> {
         let (index, leaf) = (placed.index, placed.leaf);
+        let noted = self.named.note(index, || self.edge.root(), entry);
+        noted.map_err(|source| OpenLogError::Rotation { index, path: segment_path(self.last_segment), source })?;
         self.edge.push(leaf);
         let too_long = |_| LogFault::EntryTooLong { length: placed.bytes.len() };
         encode_bundle(&mut self.bundle, &placed.bytes).map_err(too_long)?;

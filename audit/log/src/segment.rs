@@ -20,7 +20,8 @@ pub(crate) const SEGMENT_BYTES: u64 = 40 * 1024;
 /// Longest segment that is read: one batch goes over the limit at most.
 pub(crate) const SEGMENT_BYTES_MAX: usize =
     SEGMENT_BYTES as usize + crate::sequence::BATCH_MAX * (FRAME_HEAD + ENTRY_BYTES_MAX);
-const FRAME_HEAD: usize = 40;
+/// Bytes of a frame before its entry.
+pub(crate) const FRAME_HEAD: usize = 40;
 
 pub(crate) const SEGMENTS: &str = "segments";
 pub(crate) const TRACES: &str = "traces";

@@ -143,7 +143,7 @@ impl Sequencer {
         // the previous state, a crash after it this one, and a torn write spares the other copy.
         let (size, root) = (self.edge.size(), self.edge.root());
         let checkpoint = Checkpoint { origin: self.keys.signer().name().to_owned(), size, root };
-        let note = checkpoint.sign(self.keys.signer()).map_err(LogFault::Sign)?;
+        let note = self.keys.sign(&checkpoint).map_err(LogFault::Sign)?;
         self.slot.commit(size, root, now_us, note.clone())?;
 
         // 5. and 6. belong to the caller: promises first, then tiles and checkpoint. A crash before they are done

@@ -115,8 +115,8 @@ impl FolderStorage {
         Ok(Self { root: root.to_owned(), group_may_read: false, _lock: lock })
     }
 
-    /// From here on what is published may be read by the folder's group: checkpoints, tiles, traces and the verifier key, which
-    /// an auditor needs. Keys, segments and the slot are for their owner alone as before.
+    /// From here on what is published may be read by the folder's group: checkpoints, tiles, traces, the verifier key and what
+    /// leads to it, which an auditor needs. Keys, segments and the slot are for their owner alone as before.
     ///
     /// # Errors
     /// Of the system.
@@ -130,7 +130,8 @@ impl FolderStorage {
     fn is_shared(&self, path: &str) -> bool {
         let name = path.strip_suffix(".new").unwrap_or(path);
         let published = matches!(name, "checkpoint" | "checkpoint.witnessed" | "log.vkey");
-        self.group_may_read && (published || path.starts_with("tile/") || path.starts_with("traces/"))
+        let folders = ["tile/", "traces/", "rotations/"];
+        self.group_may_read && (published || folders.iter().any(|folder| path.starts_with(folder)))
     }
 
     fn file_mode(&self, path: &str) -> u32 {

@@ -14,8 +14,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Witnesses of one log: with the log's own, their signatures are as many as a checkpoint may have.
-pub const WITNESSES_MAX: usize = audit_tlog::SIGNATURES_MAX - 1;
+/// Witnesses of one log: with the log's own, which are two while its key changes, their signatures are as many as a checkpoint
+/// may have.
+pub const WITNESSES_MAX: usize = audit_tlog::SIGNATURES_MAX - 2;
 /// Longest answer of a witness that is read.
 pub const WITNESS_ANSWER_BYTES_MAX: usize = 16 * 1024;
 /// Requests until a witness has told its size and got the proof from there. One that goes on changing it is given up.

@@ -6,6 +6,7 @@ use crate::gate::PageCounts;
 use crate::incident_state::IncidentState;
 use crate::isolation_audit::IsolationAudit;
 use crate::keeping::{Erased, Erasure, Hold, Prune, Release};
+use crate::key_rotation::KeyRotation;
 use crate::lag::CosignerLag;
 use crate::replay::Replay;
 use crate::self_test::SelfTest;
@@ -28,7 +29,7 @@ pub enum EntryVersion {
     V2 = 2,
     /// Without what is said of keeping and destroying: [`Body::Erasure`] and the four after it.
     V3 = 3,
-    /// Without [`Body::Lag`] and [`Body::SelfTest`].
+    /// Without [`Body::KeyRotation`], [`Body::Lag`] and [`Body::SelfTest`].
     V4 = 4,
     /// As `entry.cddl` has it.
     V5 = 5,
@@ -197,6 +198,8 @@ pub enum Body {
     Release(Release),
     /// Old traces are dropped.
     Prune(Prune),
+    /// The log's key is followed by another one: the window in which both sign begins or ends.
+    KeyRotation(KeyRotation),
     /// An auditor or a witness has fallen behind.
     Lag(CosignerLag),
     /// The gateway tried its own detectors.
@@ -392,6 +395,7 @@ impl Body {
             Self::Hold(_) => 14,
             Self::Release(_) => 15,
             Self::Prune(_) => 16,
+            Self::KeyRotation(_) => 17,
             Self::Lag(_) => 18,
             Self::SelfTest(_) => 19,
         }
@@ -416,6 +420,7 @@ impl Body {
             Self::Hold(_) => "hold",
             Self::Release(_) => "release",
             Self::Prune(_) => "prune",
+            Self::KeyRotation(_) => "key_rotation",
             Self::Lag(_) => "lag",
             Self::SelfTest(_) => "self_test",
         }
@@ -431,7 +436,7 @@ impl Body {
             Self::Recovered { .. } | Self::Release(_) | Self::Prune(_) => 3,
             Self::Erased(_) => 4,
             Self::Erasure(_) | Self::Hold(_) => 5,
-            Self::Lag(_) => 7,
+            Self::KeyRotation(_) | Self::Lag(_) => 7,
             Self::SelfTest(_) => 2,
             Self::Replay(_) => 8,
             Self::IncidentState(_) => 9,
@@ -481,6 +486,7 @@ impl Body {
             Self::Hold(hold) => hold.encode(writer),
             Self::Release(release) => release.encode(writer),
             Self::Prune(prune) => prune.encode(writer),
+            Self::KeyRotation(rotation) => rotation.encode(writer),
             Self::Lag(lag) => lag.encode(writer),
             Self::SelfTest(test) => test.encode(writer),
             Self::Recovered { entries_discarded, bytes_discarded } => {
@@ -515,6 +521,7 @@ impl Body {
             14 if version >= EntryVersion::V4 => Self::Hold(Hold::decode(reader)?),
             15 if version >= EntryVersion::V4 => Self::Release(Release::decode(reader)?),
             16 if version >= EntryVersion::V4 => Self::Prune(Prune::decode(reader)?),
+            17 if version >= EntryVersion::V5 => Self::KeyRotation(KeyRotation::decode(reader)?),
             18 if version >= EntryVersion::V5 => Self::Lag(CosignerLag::decode(reader)?),
             19 if version >= EntryVersion::V5 => Self::SelfTest(SelfTest::decode(reader)?),
             kind => return Err(DecodeError::Kind { kind }),

@@ -13,6 +13,7 @@ mod gate;
 mod incident_state;
 mod isolation_audit;
 mod keeping;
+mod key_rotation;
 mod lag;
 mod released;
 mod replay;
@@ -34,6 +35,7 @@ pub use isolation_audit::{AuditVerdict, IsolationAudit};
 pub use keeping::{
     EpochKey, Erased, Erasure, ErasureAt, ErasureBasis, Held, Hold, HoldReason, Keeping, KeepingError, Prune, Release,
 };
+pub use key_rotation::{KeyRotation, KeyRotationStage};
 pub use lag::{CosignerLag, CosignerRole};
 pub use released::{Released, ReleasedSteps};
 pub use replay::{Replay, ReplayOutcome, ReplayTime};

@@ -5,8 +5,9 @@ use audit_provenance::{
     AuditVerdict, Body, ChunkChain, ChunkRun, ChunkRuns, Commitment, Containment, CosignerLag, CosignerRole, Coverage,
     DecodeError, DetectorTrial, Disclosure, DisclosureVersion, ENTRY_BYTES_MAX, EngineFault, EngineFaultClass, Entry,
     EntryVersion, Erased, Erasure, ErasureBasis, Field, Handover, Head, Hold, HoldReason, Incident, IncidentClass,
-    IncidentLife, IncidentMoveError, IncidentStage, IncidentState, IsolationAudit, Opened, Openings, PageCounts, Prune,
-    Release, Replay, ReplayOutcome, ReplayTime, SCHEMA, SealReason, Sealing, SelfTest, TenantLink, Trace,
+    IncidentLife, IncidentMoveError, IncidentStage, IncidentState, IsolationAudit, KeyRotation, KeyRotationStage,
+    Opened, Openings, PageCounts, Prune, Release, Replay, ReplayOutcome, ReplayTime, SCHEMA, SealReason, Sealing,
+    SelfTest, TenantLink, Trace,
 };
 use policies_domain::{Digest, RequestId, Trial};
 use proptest::prelude::*;
@@ -126,6 +127,7 @@ fn entries() -> Vec<Entry> {
     ]
     .into_iter()
     .chain(keeping())
+    .chain(rotations())
     .chain(lags())
     .chain(self_tests())
     .chain([Entry { head: head(false), body: Body::Heartbeat }])
@@ -158,7 +160,21 @@ fn self_tests() -> [Entry; 2] {
 }
 
 fn is_of_version_5(body: &Body) -> bool {
-    matches!(body, Body::Lag(_) | Body::SelfTest(_))
+    matches!(body, Body::KeyRotation(_) | Body::Lag(_) | Body::SelfTest(_))
+}
+
+fn rotations() -> [Entry; 2] {
+    let begin = KeyRotation {
+        stage: KeyRotationStage::Begin,
+        previous: "log.example+00112233+AQ==".to_owned(),
+        next: "log.example+44556677+Ag==".to_owned(),
+        size: 70_000,
+        root: Digest([40; 32]),
+        by_previous: [41; 64],
+        by_next: [42; 64],
+    };
+    let finish = KeyRotation { stage: KeyRotationStage::Finish, size: 70_123, ..begin.clone() };
+    [begin, finish].map(|rotation| Entry { head: head(false), body: Body::KeyRotation(rotation) })
 }
 
 fn keeping() -> Vec<Entry> {
@@ -337,12 +353,14 @@ fn check_older(file: &str, version: EntryVersion, now: &[Entry]) {
     }
 }
 
-/// As version 4 had them: all that version 5 has, but for cosigners that have fallen behind and for self-tests.
+/// As version 4 had them: all that version 5 has, but for rotations of the key, cosigners that have fallen behind and self-tests.
 #[test]
 fn entries_of_version_4_are_read_as_they_were() {
     let now: Vec<Entry> = entries().into_iter().filter(|entry| !is_of_version_5(&entry.body)).collect();
     check_older("entries-v4.txt", EntryVersion::V4, &now);
-    for (kind, entry) in [18, 18, 19, 19].into_iter().zip(lags().into_iter().chain(self_tests())) {
+    for (kind, entry) in
+        [17, 17, 18, 18, 19, 19].into_iter().zip(rotations().into_iter().chain(lags()).chain(self_tests()))
+    {
         let older = Entry { head: Head { version: EntryVersion::V4, ..entry.head }, body: entry.body };
         assert_eq!(Entry::decode(&older.encode()), Err(DecodeError::Kind { kind }));
     }

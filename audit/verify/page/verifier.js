@@ -126,7 +126,8 @@ const BulkheadVerifier = (() => {
       // The first one counts, as in the reference.
       if (!found && parts[1] === key.name && equal(bytes.subarray(0, 4), key.id)) found = bytes.subarray(4);
     }
-    must(found, check, "the checkpoint is not signed by the expected key");
+    const given = `${key.name}+${Array.from(key.id, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+    must(found, check, `the checkpoint is not signed by the expected key, ${given}: one key is known here, and no change of it`);
     const genuine = await verifySignature(key.key, encoder.encode(text), found);
     must(genuine, check, "the checkpoint is not signed by the expected key");
     const lines = text.split("\n");

@@ -3,6 +3,7 @@
 
 mod story;
 
+use crate::rotation::LogKeys;
 use crate::witnesses::{WitnessRefusal, Witnessed, Witnesses};
 use audit_evidence::{
     CERTIFICATE, CHECKPOINT, ContainerError, Content, ENTRIES, EntriesError, Evidence as Made, Facts, Files,
@@ -10,7 +11,7 @@ use audit_evidence::{
     check_manifest, decode_entries, documents, facts,
 };
 use audit_provenance::{Body, Commitment, DecodeError, Entry, EntryVersion, Field, IncidentMoveError, Salt, TenantRef};
-use audit_tlog::{Checkpoint, CheckpointError, TreeError, VerifierKey, check_inclusion};
+use audit_tlog::{Checkpoint, CheckpointError, KeyChain, TreeError, VerifierKey, check_inclusion};
 use policies_domain::{Digest, TenantName};
 
 /// What the holder of a bundle has beside it.
@@ -39,6 +40,8 @@ pub struct BundleReport {
     pub passed: Vec<&'static str>,
     /// What the bundle cannot show.
     pub unchecked: Vec<BundleUnchecked>,
+    /// Which of the given keys have signed the checkpoint.
+    pub signed_by: Vec<VerifierKey>,
 }
 
 /// A part of a bundle that is the operator's word.
@@ -75,6 +78,12 @@ pub enum BundleRefusal {
     /// Nobody vouches for the key of the manifest.
     #[error("the bundle holds no word of the log for its report key: give the key, from where you trust it")]
     NoReportKey,
+    /// A former key of the log vouches for the key of the manifest.
+    #[error("the word for the bundle's key is of a key that the log, of {size} entries, does not have any more")]
+    FormerVoucher {
+        /// Entries under the checkpoint.
+        size: u64,
+    },
     /// The checkpoint is malformed or not signed by the key.
     #[error("{0}")]
     Signature(#[from] CheckpointError),
@@ -191,7 +200,7 @@ impl BundleRefusal {
         match self {
             Self::Container(_) => "archive",
             Self::Missing { .. } => "files",
-            Self::Manifest(_) | Self::NoReportKey => "manifest",
+            Self::Manifest(_) | Self::NoReportKey | Self::FormerVoucher { .. } => "manifest",
             Self::Signature(_) => "checkpoint",
             Self::Witnesses(_) => "witnesses",
             Self::Statement(_) | Self::Stated { .. } => "statement",
@@ -206,33 +215,42 @@ impl BundleRefusal {
     }
 }
 
-/// Checks a bundle under the log's key. `progress` is told how many entries are proven, and of how many.
+/// Checks a bundle under the log's key, or under any of those that are believed. `progress` is told how many entries are proven,
+/// and of how many.
 ///
 /// # Errors
 /// The first check that fails.
 pub fn check_bundle(
     bundle: &[u8],
-    key: &VerifierKey,
+    keys: &(impl LogKeys + ?Sized),
     beside: BundleEvidence<'_>,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<BundleReport, BundleRefusal> {
+    let chain = keys.chain();
+    let keys = &*chain;
+    let origin = keys.first().name();
     let files = Files::from_archive(bundle)?;
     for name in NAMES.into_iter().filter(|name| *name != CERTIFICATE) {
         file(&files, name)?;
     }
     let mut passed = vec!["archive", "files"];
 
-    let report_key = match (beside.report_key, files.get(CERTIFICATE)) {
-        (Some(given), _) => given.clone(),
-        (None, Some(certificate)) => certified(certificate, key)?,
+    let (report_key, voucher) = match (beside.report_key, files.get(CERTIFICATE)) {
+        (Some(given), _) => (given.clone(), None),
+        (None, Some(certificate)) => certified_by(certificate, keys).map(|(key, voucher)| (key, Some(voucher)))?,
         (None, None) => return Err(BundleRefusal::NoReportKey),
     };
-    check_manifest(key.name(), &files, &report_key)?;
+    check_manifest(origin, &files, &report_key)?;
     passed.push("manifest");
 
     let note = file(&files, CHECKPOINT)?;
-    let checkpoint = Checkpoint::open(note, key)?;
+    let checkpoint = keys.open(note)?;
     passed.push("checkpoint");
+    // A key that was dropped vouches for nobody any more; a later one than the checkpoint's does.
+    let later = keys.since(keys.key_at(checkpoint.size));
+    if voucher.is_some_and(|voucher| !later.is_some_and(|later| later.has(voucher))) {
+        return Err(BundleRefusal::FormerVoucher { size: checkpoint.size });
+    }
     let witnessed = match beside.witnesses {
         Some(witnesses) => {
             let witnessed = witnesses.check(&checkpoint, note)?;
@@ -257,7 +275,7 @@ pub fn check_bundle(
     passed.push("story");
 
     let facts = facts(&span, &statement.withheld);
-    let cosigned_by = cosigners(note, key.name());
+    let cosigned_by = cosigners(note, origin);
     let made = Made { statement: &statement, checkpoint: &checkpoint, cosigned_by: &cosigned_by, facts: &facts };
     let known = statement.rendering == RENDERING;
     if known {
@@ -277,7 +295,20 @@ pub fn check_bundle(
         (BundleUnchecked::Witnesses, beside.witnesses.is_none()),
     ];
     let unchecked = unchecked.into_iter().filter(|(_, is)| *is).map(|(part, _)| part).collect();
-    Ok(BundleReport { checkpoint, witnessed, statement, facts, report_key, passed, unchecked })
+    let signed_by = keys.signers(note);
+    Ok(BundleReport { checkpoint, signed_by, witnessed, statement, facts, report_key, passed, unchecked })
+}
+
+/// The report key that one of the log's keys vouches for, and which one.
+fn certified_by<'a>(certificate: &[u8], keys: &'a KeyChain) -> Result<(VerifierKey, &'a VerifierKey), BundleRefusal> {
+    let mut refusal = BundleRefusal::NoReportKey;
+    for key in keys.keys() {
+        match certified(certificate, key) {
+            Ok(report_key) => return Ok((report_key, key)),
+            Err(error) => refusal = error.into(),
+        }
+    }
+    Err(refusal)
 }
 
 fn file<'a>(files: &'a Files, name: &'static str) -> Result<&'a [u8], BundleRefusal> {

@@ -1,6 +1,7 @@
 //! Whether a log has only grown since an older checkpoint.
 
 use crate::receipt::{Evidence, ReceiptRefusal, check_receipt};
+use crate::rotation::LogKeys;
 use crate::witnesses::{WitnessRefusal, Witnessed, Witnesses};
 use audit_tlog::{
     AddCheckpoint, AddCheckpointError, Checkpoint, CheckpointError, CoseReceipt, ProofError, TlogProof, TreeError,
@@ -16,6 +17,8 @@ pub struct ConsistencyReport {
     pub newer: Checkpoint,
     /// Who has cosigned the newer one, of the witnesses that were asked for.
     pub witnessed: Vec<Witnessed>,
+    /// Which of the given keys have signed the checkpoint.
+    pub signed_by: Vec<VerifierKey>,
 }
 
 /// Why that was not shown.
@@ -90,17 +93,19 @@ impl ConsistencyRefusal {
 pub fn check_consistency(
     held: &[u8],
     answer: &[u8],
-    key: &VerifierKey,
+    keys: &(impl LogKeys + ?Sized),
     witnesses: Option<&Witnesses>,
 ) -> Result<ConsistencyReport, ConsistencyRefusal> {
     if AddCheckpoint::parse(held).is_ok() {
         return Err(ConsistencyRefusal::Swapped);
     }
-    let older = match Checkpoint::open(held, key) {
+    let chain = keys.chain();
+    let keys = &*chain;
+    let older = match keys.open(held) {
         Ok(checkpoint) => checkpoint,
         // It has no checkpoint: its tree is the one that its proof leads to.
         Err(_) if CoseReceipt::is_meant(held) => {
-            let checked = check_receipt(held, key, Evidence::default());
+            let checked = check_receipt(held, keys, Evidence::default());
             checked.map_err(|refusal| ConsistencyRefusal::Cose(Box::new(refusal)))?.checkpoint
         }
         Err(error) => {
@@ -110,11 +115,11 @@ pub fn check_consistency(
                 Err(error) if is_receipt => return Err(ConsistencyRefusal::Receipt(error)),
                 Err(_) => return Err(ConsistencyRefusal::Older(error)),
             };
-            Checkpoint::open(note.as_bytes(), key).map_err(ConsistencyRefusal::Older)?
+            keys.open(note.as_bytes()).map_err(ConsistencyRefusal::Older)?
         }
     };
     let answer = AddCheckpoint::parse(answer).map_err(ConsistencyRefusal::Answer)?;
-    let newer = Checkpoint::open(answer.checkpoint.as_bytes(), key).map_err(ConsistencyRefusal::Newer)?;
+    let newer = keys.open(answer.checkpoint.as_bytes()).map_err(ConsistencyRefusal::Newer)?;
     if answer.old_size != older.size {
         return Err(ConsistencyRefusal::Size { answered: answer.old_size, older: older.size });
     }
@@ -124,7 +129,7 @@ pub fn check_consistency(
     check_proof(&answer.proof, newer.size, newer.root, older.size, older.root).map_err(ConsistencyRefusal::Proof)?;
     let note = answer.checkpoint.as_bytes();
     let witnessed = witnesses.map(|witnesses| witnesses.check(&newer, note)).transpose()?.unwrap_or_default();
-    Ok(ConsistencyReport { older, newer, witnessed })
+    Ok(ConsistencyReport { older, newer, signed_by: keys.signers(note), witnessed })
 }
 
 #[cfg(test)]

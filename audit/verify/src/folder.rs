@@ -1,6 +1,7 @@
 //! A whole log, from its files: every entry hashed and read, every tile, the root, every tenant's chain, every pair.
 
 use crate::file::read_file;
+use crate::rotation::{KeysNamed, NamedKey};
 use crate::self_tests::{SelfTestIncidents, SelfTests};
 use crate::witnesses::{WitnessRefusal, Witnessed, Witnesses};
 use audit_provenance::{
@@ -8,8 +9,8 @@ use audit_provenance::{
     KeepingError, Replay, ReplayOutcome, SealReason, TenantRef,
 };
 use audit_tlog::{
-    BundleError, CHECKPOINT_BYTES_MAX, Checkpoint, CheckpointError, Edge, Hash, TILE_WIDTH, TilePath, VerifierKey,
-    leaf_hash, parse_bundle,
+    BundleError, CHECKPOINT_BYTES_MAX, Checkpoint, CheckpointError, Edge, Hash, RotationError, TILE_WIDTH, TilePath,
+    VerifierKey, leaf_hash, parse_bundle,
 };
 use policies_domain::{Digest, RequestId};
 use std::collections::{BTreeMap, HashMap};
@@ -23,6 +24,8 @@ pub struct LogReport {
     pub checkpoint: Checkpoint,
     /// When witnesses were asked for: the entries that they have cosigned, which may be fewer than there are, and who did.
     pub witnessed: Option<(u64, Vec<Witnessed>)>,
+    /// Who signed the checkpoint, of the keys that the entries name, the log's first one included.
+    pub signed_by: Vec<NamedKey>,
     /// Entries of each kind.
     pub kinds: BTreeMap<&'static str, u64>,
     /// Sealed entries by reason.
@@ -108,6 +111,23 @@ pub enum LogRefusal {
         /// Its index.
         index: u64,
     },
+    /// The given key is not the log's first one, and no entry names it.
+    #[error("the given key is neither the log's first one nor one that its entries name")]
+    UnnamedKey,
+    /// An entry names a key as it may not.
+    #[error("entry {index}: {source}")]
+    Rotation {
+        /// Its index.
+        index: u64,
+        /// What is wrong.
+        source: RotationError,
+    },
+    /// An entry names a key that has not signed the checkpoint: whoever has only a key that was dropped has gone on.
+    #[error("the checkpoint is not signed by the newest key that its entries name")]
+    NewestKey,
+    /// Both keys must sign, and only the next one has.
+    #[error("the log's key is being changed, and the checkpoint is not signed by the former one as well")]
+    FormerKey,
     /// A tenant's chain is not dense.
     #[error("entry {index} is number {number} of tenant {}, expected was {wanted}", hex::encode(tenant))]
     TenantNumber {
@@ -228,6 +248,7 @@ impl LogRefusal {
             Self::Bundle { .. } | Self::Tile { .. } => "tiles",
             Self::Root { .. } => "root",
             Self::Entry { .. } | Self::Genesis { .. } | Self::Version { .. } => "entries",
+            Self::UnnamedKey | Self::Rotation { .. } | Self::NewestKey | Self::FormerKey => "keys",
             Self::TenantNumber { .. } | Self::TenantLink { .. } | Self::NoTenant { .. } => "tenants",
             Self::OpenedTwice { .. } | Self::Pairing { .. } => "pairing",
             Self::Incident { .. } | Self::IncidentMove { .. } | Self::NoIncident { .. } => "incidents",
@@ -251,7 +272,7 @@ pub fn check_log(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<LogReport, LogRefusal> {
     let note = read(dir, "checkpoint", CHECKPOINT_BYTES_MAX)?;
-    let checkpoint = Checkpoint::open(&note, key)?;
+    let checkpoint = open_followed(dir, &note, key)?;
     let witnessed = witnesses.map(|witnesses| witnessed(dir, key, &checkpoint, &note, witnesses)).transpose()?;
     let mut follower = LogFollower::new(dir, key);
     follower.story.expect(checkpoint.size);
@@ -270,9 +291,63 @@ pub fn check_log(
     if follower.root() != checkpoint.root {
         return Err(LogRefusal::Root { size: checkpoint.size });
     }
+    // What was looked up in advance is not believed: these are the keys of the entries that were checked.
+    if let Some(keys) = follower.story.keys.chain() {
+        if !keys.has(key) {
+            return Err(LogRefusal::UnnamedKey);
+        }
+        follower.is_signed(&note)?;
+    }
+    let signed_by = follower.story.keys.signers(&note);
     let mut report = follower.story.report(checkpoint);
+    report.signed_by = signed_by;
     report.witnessed = witnessed.map(|(older, cosigned)| (older.size, cosigned));
     Ok(report)
+}
+
+/// A checkpoint under the given key, or under one that the log's entries lead to from it. Those entries are only looked up here;
+/// whether they are in the log, and which of them counts, shows when all are checked.
+fn open_followed(dir: &Path, note: &[u8], key: &VerifierKey) -> Result<Checkpoint, LogRefusal> {
+    let refusal = match Checkpoint::open(note, key) {
+        Err(refusal @ CheckpointError::Signature) => refusal,
+        opened => return Ok(opened?),
+    };
+    let keys = look_ahead(dir, note);
+    let after = keys.chain().and_then(|chain| chain.since(key));
+    let after: Vec<VerifierKey> = after.ok_or(refusal)?.keys().cloned().collect();
+    Ok(Checkpoint::open_under(note, &after)?.0)
+}
+
+/// The keys that the entries under an unverified checkpoint name, as far as they can be read.
+fn look_ahead(dir: &Path, note: &[u8]) -> KeysNamed {
+    let mut keys = KeysNamed::default();
+    let text = note.windows(2).position(|two| two == b"\n\n").and_then(|end| note.get(..=end));
+    let Some(Ok(unverified)) = text.map(Checkpoint::from_text) else { return keys };
+    let width = TILE_WIDTH as u64;
+    for number in 0..unverified.size.div_ceil(width) {
+        let width = usize::try_from((unverified.size - number * width).min(width)).unwrap_or(TILE_WIDTH);
+        let path = TilePath { level: None, number, width };
+        let Ok((path, bundle)) = read_bundle(dir, path) else { return keys };
+        let Ok(entries) = parse_bundle(&bundle, path.width) else { return keys };
+        for (index, bytes) in (number * TILE_WIDTH as u64..).zip(entries.into_iter().take(width)) {
+            if Entry::decode(bytes).is_ok_and(|entry| keys.note(index, None, &entry).is_err()) {
+                return keys;
+            }
+        }
+    }
+    keys
+}
+
+/// A bundle of entries. A partial one goes when the whole one has been there for a while: it begins with the same entries.
+fn read_bundle(dir: &Path, path: TilePath) -> Result<(TilePath, Vec<u8>), LogRefusal> {
+    let read_one = |path: TilePath| read(dir, &path.to_string(), path.width * (ENTRY_BYTES_MAX + 2));
+    match read_one(path) {
+        Err(LogRefusal::File { source, .. }) if source.kind() == io::ErrorKind::NotFound && path.width < TILE_WIDTH => {
+            let whole = TilePath { width: TILE_WIDTH, ..path };
+            Ok((whole, read_one(whole)?))
+        }
+        bundle => Ok((path, bundle?)),
+    }
 }
 
 /// Takes in a log that grows, entry by entry, with the checks of [`check_log`] that need no end.
@@ -306,6 +381,31 @@ impl LogFollower {
         self.edge.size()
     }
 
+    /// Whether the given key is the log's first one, or one that the entries taken in name; nothing is said without entries.
+    #[must_use]
+    pub fn names_key(&self) -> bool {
+        self.story.keys.chain().is_none_or(|keys| keys.has(&self.story.key))
+    }
+
+    /// Whether the keys that count for a tree of these entries have signed this note of it: the newest, and the one before while
+    /// both sign.
+    ///
+    /// # Errors
+    /// [`LogRefusal::Signature`], [`LogRefusal::NewestKey`], [`LogRefusal::FormerKey`].
+    pub fn is_signed(&self, note: &[u8]) -> Result<(), LogRefusal> {
+        let Some(keys) = self.story.keys.chain() else { return Ok(()) };
+        keys.open(note).map_err(|refusal| match refusal {
+            CheckpointError::OtherKey { .. } => LogRefusal::NewestKey,
+            refusal => LogRefusal::Signature(refusal),
+        })?;
+        match keys.last_rotation() {
+            Some((former, window)) if window.finish.is_none() && Checkpoint::open(note, former).is_err() => {
+                Err(LogRefusal::FormerKey)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The root hash of the tree of these entries.
     #[must_use]
     pub fn root(&self) -> Hash {
@@ -326,24 +426,19 @@ impl LogFollower {
         let width = usize::try_from(size.saturating_sub(begin)).unwrap_or(TILE_WIDTH).min(TILE_WIDTH);
         let known = usize::try_from(self.edge.size() - begin).unwrap_or(TILE_WIDTH);
         let path = TilePath { level: None, number: begin / TILE_WIDTH as u64, width };
-        let read_bundle = |path: TilePath| read(&self.dir, &path.to_string(), path.width * (ENTRY_BYTES_MAX + 2));
-        let (path, bundle) = match read_bundle(path) {
-            // A partial bundle goes when the whole one has been there for a while: it begins with the same entries.
-            Err(LogRefusal::File { source, .. }) if source.kind() == io::ErrorKind::NotFound && width < TILE_WIDTH => {
-                let whole = TilePath { width: TILE_WIDTH, ..path };
-                (whole, read_bundle(whole)?)
-            }
-            bundle => (path, bundle?),
-        };
+        let (path, bundle) = read_bundle(&self.dir, path)?;
         let entries = parse_bundle(&bundle, path.width).map_err(|source| LogRefusal::Bundle { path, source })?;
         for bytes in entries.into_iter().take(width).skip(known) {
             let (index, leaf) = (self.edge.size(), leaf_hash(bytes));
+            let entry = Entry::decode(bytes);
+            let rotates = matches!(entry, Ok(Entry { body: Body::KeyRotation(_), .. }));
+            let before = rotates.then(|| self.edge.root());
             for tile in self.edge.push(leaf) {
                 let path = TilePath { level: Some(tile.level), number: tile.number, width: TILE_WIDTH };
                 check_tile(&self.dir, path, &tile.hashes)?;
             }
-            let entry = Entry::decode(bytes).map_err(|source| LogRefusal::Entry { index, source })?;
-            self.story.entry(index, leaf, &entry)?;
+            let entry = entry.map_err(|source| LogRefusal::Entry { index, source })?;
+            self.story.entry(index, leaf, before, &entry)?;
             each(Taken { index, entry: &entry, tree: &self.edge })?;
         }
         Ok(())
@@ -374,7 +469,14 @@ fn witnessed(
         Err(LogRefusal::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Err(refusal.into()),
         note => note?,
     };
-    let older = Checkpoint::open(&note, key)?;
+    // Before a rotation there was another key, which the given one need not lead to: its tree is compared with this one.
+    let older = match Checkpoint::open(&note, key) {
+        Err(refusal @ CheckpointError::Signature) => {
+            let keys = look_ahead(dir, &note);
+            keys.chain().ok_or(refusal).and_then(|chain| chain.open(&note))
+        }
+        older => older,
+    }?;
     let cosigned = witnesses.check(&older, &note)?;
     // One that is larger was cosigned, and is not shown.
     if older.size == 0 || older.size > published.size {
@@ -402,6 +504,7 @@ const REQUESTS_EXPECTED_MAX: usize = 1 << 22;
 /// What the entries say, taken in order.
 struct Story {
     key: VerifierKey,
+    keys: KeysNamed,
     version: EntryVersion,
     tenants: HashMap<TenantRef, (u64, Digest)>,
     /// Requests without an end. Few, so that they are near.
@@ -472,6 +575,7 @@ impl Story {
         let report = LogReport {
             checkpoint: Checkpoint { origin: String::new(), size: 0, root: Edge::new().root() },
             witnessed: None,
+            signed_by: Vec::new(),
             kinds: BTreeMap::new(),
             reasons: BTreeMap::new(),
             audits: BTreeMap::new(),
@@ -486,10 +590,11 @@ impl Story {
             pages: [0; 3],
             wall_us: (0, 0),
         };
-        let (tenants, open, ended, leaves, kinds, reasons, incidents, keeping) = Default::default();
+        let (keys, tenants, open, ended, leaves, kinds, reasons, incidents, keeping) = Default::default();
         let (key, version, self_test_incidents) = (key.clone(), EntryVersion::V1, SelfTestIncidents::default());
         Self {
             key,
+            keys,
             version,
             tenants,
             open,
@@ -510,7 +615,7 @@ impl Story {
         self.ended.reserve(requests.min(REQUESTS_EXPECTED_MAX));
     }
 
-    fn entry(&mut self, index: u64, leaf: Hash, entry: &Entry) -> Result<(), LogRefusal> {
+    fn entry(&mut self, index: u64, leaf: Hash, before: Option<Hash>, entry: &Entry) -> Result<(), LogRefusal> {
         if entry.head.version < self.version {
             return Err(LogRefusal::Version { index });
         }
@@ -533,10 +638,16 @@ impl Story {
             }
         }
         self.keeping.note(index, leaf, entry).map_err(|source| LogRefusal::Keeping { index, source })?;
+        self.keys.note(index, before, entry).map_err(|source| match entry.body {
+            Body::Genesis { .. } => LogRefusal::Genesis { index },
+            _ => LogRefusal::Rotation { index, source },
+        })?;
         let tenant = entry.head.tenant.map(|link| link.tenant).ok_or(LogRefusal::NoTenant { index });
         match &entry.body {
-            Body::Genesis { origin, schema, verifier_key, .. } => {
-                let ours = origin == self.key.name() && *verifier_key == self.key.to_string();
+            Body::Genesis { origin, schema, .. } => {
+                // Whether its key leads to the given one shows at the end.
+                let ours = origin == self.key.name()
+                    && self.keys.chain().is_some_and(|keys| keys.current().name() == origin.as_str());
                 if index != 0 || !ours || !schema.is_some_and(|schema| entry.head.version.knows_schema(schema)) {
                     return Err(LogRefusal::Genesis { index });
                 }
@@ -623,7 +734,7 @@ impl Story {
             }
             // Looked at above.
             Body::Erasure(_) | Body::Erased(_) | Body::Hold(_) | Body::Release(_) | Body::Prune(_) => {}
-            Body::Recovered { .. } | Body::Heartbeat => {}
+            Body::KeyRotation(_) | Body::Recovered { .. } | Body::Heartbeat => {}
         }
         Ok(())
     }

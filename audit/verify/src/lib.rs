@@ -12,11 +12,12 @@ mod mine;
 mod page;
 mod receipt;
 mod response;
+mod rotation;
 mod self_tests;
 mod witnesses;
 
 pub use audit_evidence::{BUNDLE_BYTES_MAX, Statement, rfc3339};
-pub use audit_tlog::VerifierKey;
+pub use audit_tlog::{PROOF_BYTES_MAX, VerifierKey};
 pub use bundle::{BundleEvidence, BundleRefusal, BundleReport, BundleUnchecked, check_bundle, cosigners};
 pub use consistency::{ConsistencyRefusal, ConsistencyReport, check_consistency};
 pub use file::read_file;
@@ -25,5 +26,6 @@ pub use mine::{Held, HistoryFault, MINE_BYTES_MAX, MineRefusal, MineReport, chec
 pub use page::{VerifierPage, page};
 pub use receipt::{Evidence, ReceiptRefusal, ReceiptReport, ReplayAnswer, Unchecked, check_receipt, check_trace};
 pub use response::{PayloadError, RESPONSE_BYTES_MAX, payloads};
+pub use rotation::{LogKeys, NamedKey, RotationRefusal, follow_rotations, named_keys};
 pub use self_tests::SelfTests;
 pub use witnesses::{WitnessRefusal, Witnessed, Witnesses, WitnessesError};

@@ -6,10 +6,11 @@
 mod print;
 
 use anyhow::{Context as _, bail};
-use audit_tlog::{ADD_CHECKPOINT_BYTES_MAX, CosignerKey, PROOF_BYTES_MAX, VerifierKey};
+use audit_tlog::{ADD_CHECKPOINT_BYTES_MAX, CosignerKey, KeyChain, PROOF_BYTES_MAX, VerifierKey};
 use audit_verify::{
-    BUNDLE_BYTES_MAX, BundleEvidence, Evidence, Held, MINE_BYTES_MAX, RESPONSE_BYTES_MAX, Witnesses, check_bundle,
-    check_consistency, check_log, check_mine, check_receipt, page, read_file,
+    BUNDLE_BYTES_MAX, BundleEvidence, Evidence, Held, MINE_BYTES_MAX, NamedKey, RESPONSE_BYTES_MAX, RotationRefusal,
+    Witnesses, check_bundle, check_consistency, check_log, check_mine, check_receipt, follow_rotations, named_keys,
+    page, read_file,
 };
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -36,6 +37,8 @@ enum What {
         /// The log's verifier key, or a file that holds it. Otherwise `log.vkey` beside the receipt.
         #[arg(long, value_name = "KEY|FILE")]
         key: Option<String>,
+        #[command(flatten)]
+        rotations: RotationArguments,
         /// The request body as it was sent.
         #[arg(long, value_name = "FILE")]
         request: Option<PathBuf>,
@@ -61,6 +64,8 @@ enum What {
         #[arg(long, value_name = "KEY|FILE")]
         key: Option<String>,
         #[command(flatten)]
+        rotations: RotationArguments,
+        #[command(flatten)]
         witnesses: WitnessArguments,
         /// One line of JSON instead of text.
         #[arg(long)]
@@ -73,6 +78,8 @@ enum What {
         /// The log's verifier key, or a file that holds it. Otherwise `log.vkey` beside the bundle.
         #[arg(long, value_name = "KEY|FILE")]
         key: Option<String>,
+        #[command(flatten)]
+        rotations: RotationArguments,
         /// The key that signed the bundle, or a file that holds it; otherwise the one that the log's key vouches for in it.
         #[arg(long, value_name = "KEY|FILE")]
         report_key: Option<String>,
@@ -90,6 +97,8 @@ enum What {
         /// The log's verifier key, or a file that holds it. Otherwise `log.vkey` beside the first page.
         #[arg(long, value_name = "KEY|FILE")]
         key: Option<String>,
+        #[command(flatten)]
+        rotations: RotationArguments,
         /// A receipt that you hold: the pages go on right behind its entry instead of beginning with your first one.
         #[arg(long, value_name = "FILE")]
         after: Option<PathBuf>,
@@ -104,7 +113,7 @@ enum What {
     },
     /// Print the page that checks receipts in a browser, for use without a gateway.
     Page,
-    /// Check a whole log: every entry, tile, chain and pair.
+    /// Check a whole log: every entry, tile, chain and pair. From a former key of the log its entries lead to the newest one.
     Log {
         /// The log's folder.
         dir: PathBuf,
@@ -117,6 +126,15 @@ enum What {
         #[arg(long)]
         json: bool,
     },
+}
+
+#[derive(Args)]
+struct RotationArguments {
+    /// The proof that the log's key was followed by another one, as `/v1/isolation/rotations/N` or the log's folder has it. May be
+    /// repeated: of each rotation the one that begins it and the one that finishes it. Each key is believed for the trees of its
+    /// time, a former one for none behind the rotation. Otherwise the given key alone is believed, for all.
+    #[arg(long = "rotation", value_name = "FILE")]
+    files: Vec<PathBuf>,
 }
 
 #[derive(Args)]
@@ -158,7 +176,8 @@ fn main() -> ExitCode {
         Ok(false) => ExitCode::from(1),
         Err(error) => {
             let _closed = writeln!(std::io::stderr(), "error: {error:#}");
-            ExitCode::from(2)
+            // A rotation that is none was read, and is refused.
+            ExitCode::from(if error.is::<RotationRefusal>() { 1 } else { 2 })
         }
     }
 }
@@ -167,16 +186,16 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> anyhow::Result<bool> {
     let mut out = std::io::stdout().lock();
     match arguments.what {
-        What::Receipt { file, key, request, response, extract_entry, witnesses, json } => {
+        What::Receipt { file, key, rotations, request, response, extract_entry, witnesses, json } => {
             let witnesses = witnesses.witnesses()?;
             let folder = file.parent().unwrap_or(Path::new(""));
-            let key = find_key(key.as_deref(), folder, "the receipt")?;
+            let key = find_key(key.as_deref(), folder, "the receipt")?.following(&rotations)?;
             let receipt = read(&file, PROOF_BYTES_MAX)?;
             let request = request.map(|path| read(&path, RESPONSE_BYTES_MAX)).transpose()?;
             let response = response.map(|path| read(&path, RESPONSE_BYTES_MAX)).transpose()?;
             let evidence =
                 Evidence { request: request.as_deref(), response: response.as_deref(), witnesses: witnesses.as_ref() };
-            let checked = check_receipt(&receipt, &key.key, evidence);
+            let checked = check_receipt(&receipt, &key.chain, evidence);
             if let (Some(path), Ok(report)) = (extract_entry, &checked) {
                 if path.exists() && !path.is_file() {
                     bail!("cannot write `{}`: not a regular file", path.display());
@@ -192,11 +211,12 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
             out.write_all(text.as_bytes())?;
             Ok(checked.is_ok())
         }
-        What::Consistency { held, answer, key, witnesses, json } => {
+        What::Consistency { held, answer, key, rotations, witnesses, json } => {
             let witnesses = witnesses.witnesses()?;
             let key = find_key(key.as_deref(), held.parent().unwrap_or(Path::new("")), "what you hold")?;
+            let key = key.following(&rotations)?;
             let (held, answer) = (read(&held, PROOF_BYTES_MAX)?, read(&answer, ADD_CHECKPOINT_BYTES_MAX)?);
-            let checked = check_consistency(&held, &answer, &key.key, witnesses.as_ref());
+            let checked = check_consistency(&held, &answer, &key.chain, witnesses.as_ref());
             let text = match (&checked, json) {
                 (Ok(report), false) => print::consistency(report, &key),
                 (Ok(report), true) => print::consistency_json(report, &key),
@@ -206,16 +226,16 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
             out.write_all(text.as_bytes())?;
             Ok(checked.is_ok())
         }
-        What::Bundle { file, key, report_key, witnesses, json } => {
+        What::Bundle { file, key, rotations, report_key, witnesses, json } => {
             let witnesses = witnesses.witnesses()?;
             let folder = file.parent().unwrap_or(Path::new(""));
-            let key = find_key(key.as_deref(), folder, "the bundle")?;
+            let key = find_key(key.as_deref(), folder, "the bundle")?.following(&rotations)?;
             let given = report_key.map(|key| find_key(Some(&key), folder, "the bundle")).transpose()?;
             let bundle = read(&file, BUNDLE_BYTES_MAX)?;
             let bar = progress_bar(json);
             let report_key = given.as_ref().map(|given| &given.key);
             let beside = BundleEvidence { report_key, witnesses: witnesses.as_ref() };
-            let checked = check_bundle(&bundle, &key.key, beside, |done, all| {
+            let checked = check_bundle(&bundle, &key.chain, beside, |done, all| {
                 bar.set_length(all);
                 bar.set_position(done);
             });
@@ -229,15 +249,15 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
             out.write_all(text.as_bytes())?;
             Ok(checked.is_ok())
         }
-        What::Mine { files, key, after, receipt, witnesses, json } => {
+        What::Mine { files, key, rotations, after, receipt, witnesses, json } => {
             let witnesses = witnesses.witnesses()?;
             let folder = files.first().and_then(|file| file.parent()).unwrap_or(Path::new(""));
-            let key = find_key(key.as_deref(), folder, "the pages")?;
+            let key = find_key(key.as_deref(), folder, "the pages")?.following(&rotations)?;
             let pages = files.iter().map(|file| read(file, MINE_BYTES_MAX)).collect::<anyhow::Result<Vec<_>>>()?;
             let after = after.map(|path| read(&path, PROOF_BYTES_MAX)).transpose()?;
             let receipt = receipt.map(|path| read(&path, PROOF_BYTES_MAX)).transpose()?;
             let held = Held { after: after.as_deref(), receipt: receipt.as_deref(), witnesses: witnesses.as_ref() };
-            let checked = check_mine(&pages, &key.key, held);
+            let checked = check_mine(&pages, &key.chain, held);
             let text = match (&checked, json) {
                 (Ok(report), false) => print::mine(report, &key),
                 (Ok(report), true) => print::mine_json(report, &key),
@@ -280,19 +300,40 @@ struct GivenKey {
     key: VerifierKey,
     /// The file beside the receipt or in the log's folder; `None` when the caller named the key.
     beside: Option<PathBuf>,
+    /// That key and those that it leads to, each for the trees of its time.
+    chain: KeyChain,
+    /// Those, and which entry names each.
+    named: Vec<NamedKey>,
+}
+
+impl GivenKey {
+    /// Goes on to the keys that these rotations lead to.
+    fn following(self, rotations: &RotationArguments) -> anyhow::Result<Self> {
+        let proofs =
+            rotations.files.iter().map(|file| read(file, PROOF_BYTES_MAX)).collect::<anyhow::Result<Vec<_>>>()?;
+        let chain = follow_rotations(&self.key, &proofs).map_err(|refusal| {
+            let check = refusal.check();
+            anyhow::Error::new(refusal).context(format!("rotation REFUSED ({check})"))
+        })?;
+        Ok(Self { named: named_keys(&chain), chain, ..self })
+    }
+
+    fn new(key: VerifierKey, beside: Option<PathBuf>) -> Self {
+        Self { chain: KeyChain::new(key.clone()), key, beside, named: Vec::new() }
+    }
 }
 
 fn find_key(argument: Option<&str>, folder: &Path, what: &str) -> anyhow::Result<GivenKey> {
     if let Some(argument) = argument {
         // A key line always has a plus; a file's name may have one too.
         if let Ok(key) = VerifierKey::parse(argument.trim()) {
-            return Ok(GivenKey { key, beside: None });
+            return Ok(GivenKey::new(key, None));
         }
         let path = Path::new(argument);
         if !path.exists() {
             bail!("`{argument}` is neither a verifier key nor a file");
         }
-        return Ok(GivenKey { key: read_key(path)?, beside: None });
+        return Ok(GivenKey::new(read_key(path)?, None));
     }
     let path = folder.join("log.vkey");
     if !path.exists() {
@@ -301,7 +342,7 @@ fn find_key(argument: Option<&str>, folder: &Path, what: &str) -> anyhow::Result
              without the key of the log that you trust, a signature proves nothing"
         );
     }
-    Ok(GivenKey { key: read_key(&path)?, beside: Some(path) })
+    Ok(GivenKey::new(read_key(&path)?, Some(path)))
 }
 
 fn read_key(path: &Path) -> anyhow::Result<VerifierKey> {

@@ -2,10 +2,12 @@
 //! proofs are under one checkpoint, and each page's checkpoint continues the one before.
 
 use crate::receipt::{Evidence, ReceiptRefusal, ReceiptReport, check_receipt};
+use crate::rotation::LogKeys;
 use crate::witnesses::{WitnessRefusal, Witnessed, Witnesses};
 use audit_provenance::{Body, Commitment, DecodeError, Entry, Field, TenantRef};
 use audit_tlog::{
-    Checkpoint, CheckpointError, Hash, TlogProof, TreeError, VerifierKey, check_consistency, check_inclusion, leaf_hash,
+    Checkpoint, CheckpointError, Hash, KeyChain, TlogProof, TreeError, VerifierKey, check_consistency, check_inclusion,
+    leaf_hash,
 };
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use policies_domain::Digest;
@@ -50,6 +52,8 @@ pub struct MineReport {
     pub receipt: Option<u64>,
     /// Whether the last page says that there is more.
     pub more: bool,
+    /// Which of the given keys have signed the checkpoint.
+    pub signed_by: Vec<VerifierKey>,
 }
 
 /// Why pages are refused.
@@ -227,7 +231,13 @@ pub struct Held<'a> {
 ///
 /// # Errors
 /// The first check that fails.
-pub fn check_mine(pages: &[Vec<u8>], key: &VerifierKey, held: Held<'_>) -> Result<MineReport, MineRefusal> {
+pub fn check_mine(
+    pages: &[Vec<u8>],
+    keys: &(impl LogKeys + ?Sized),
+    held: Held<'_>,
+) -> Result<MineReport, MineRefusal> {
+    let chain = keys.chain();
+    let keys = &*chain;
     let mut parsed = Vec::with_capacity(pages.len());
     for (place, page) in pages.iter().enumerate() {
         parsed.push(Page::parse(page).map_err(|what| MineRefusal::Form { page: place + 1, what })?);
@@ -235,15 +245,16 @@ pub fn check_mine(pages: &[Vec<u8>], key: &VerifierKey, held: Held<'_>) -> Resul
     // One without entries says no more than that its checkpoint came before.
     parsed.sort_by_key(|page| (page.from, page.entries.len()));
     let first = parsed.first().ok_or(MineRefusal::Form { page: 1, what: "there is none" })?;
-    let mut walk = Walk::begin(first, key, held.after)?;
+    let mut walk = Walk::begin(first, keys, held.after)?;
     for (place, page) in parsed.iter().enumerate() {
-        walk.page(place + 1, page, key)?;
+        walk.page(place + 1, page, keys)?;
     }
     let (newest, note) = walk.newest.clone().ok_or(MineRefusal::Form { page: 1, what: "there is none" })?;
     let witnessed = held.witnesses.map(|witnesses| witnesses.check(&newest, note.as_bytes())).transpose()?;
     let more = parsed.last().is_some_and(|page| page.more);
-    let receipt = held.receipt.map(|receipt| walk.find(receipt, &newest, key, more)).transpose()?;
+    let receipt = held.receipt.map(|receipt| walk.find(receipt, &newest, keys, more)).transpose()?;
     Ok(MineReport {
+        signed_by: keys.signers(note.as_bytes()),
         checkpoint: newest,
         witnessed: witnessed.unwrap_or_default(),
         tenant: walk.tenant,
@@ -370,7 +381,7 @@ struct Walk {
 
 impl Walk {
     /// From the tenant's first entry, or from behind a receipt's.
-    fn begin(first: &Page, key: &VerifierKey, after: Option<&[u8]>) -> Result<Self, MineRefusal> {
+    fn begin(first: &Page, keys: &KeyChain, after: Option<&[u8]>) -> Result<Self, MineRefusal> {
         let mut walk = Self {
             tenant: first.tenant_ref,
             tenant_name: first.tenant.clone(),
@@ -390,7 +401,7 @@ impl Walk {
             wall_us: None,
         };
         if let Some(receipt) = after {
-            let report = checked(receipt, key)?;
+            let report = checked(receipt, keys)?;
             if report.tenant.tenant != walk.tenant {
                 return Err(MineRefusal::ReceiptTenant);
             }
@@ -407,9 +418,9 @@ impl Walk {
         Ok(walk)
     }
 
-    fn page(&mut self, place: usize, page: &Page, key: &VerifierKey) -> Result<(), MineRefusal> {
+    fn page(&mut self, place: usize, page: &Page, keys: &KeyChain) -> Result<(), MineRefusal> {
         let signature = |source| MineRefusal::Signature { page: place, source };
-        let checkpoint = Checkpoint::open(page.checkpoint.as_bytes(), key).map_err(signature)?;
+        let checkpoint = keys.open(page.checkpoint.as_bytes()).map_err(signature)?;
         self.continues(place, page, &checkpoint)?;
         if (page.tenant_ref, &page.tenant) != (self.tenant, &self.tenant_name) {
             return Err(MineRefusal::Tenant { number: page.from });
@@ -502,8 +513,8 @@ impl Walk {
     }
 
     /// A later receipt's entry must be among these.
-    fn find(&self, receipt: &[u8], newest: &Checkpoint, key: &VerifierKey, more: bool) -> Result<u64, MineRefusal> {
-        let report = checked(receipt, key)?;
+    fn find(&self, receipt: &[u8], newest: &Checkpoint, keys: &KeyChain, more: bool) -> Result<u64, MineRefusal> {
+        let report = checked(receipt, keys)?;
         if report.tenant.tenant != self.tenant {
             return Err(MineRefusal::ReceiptTenant);
         }
@@ -530,6 +541,6 @@ impl Walk {
     }
 }
 
-fn checked(receipt: &[u8], key: &VerifierKey) -> Result<ReceiptReport, MineRefusal> {
-    check_receipt(receipt, key, Evidence::default()).map_err(|refusal| MineRefusal::Receipt(Box::new(refusal)))
+fn checked(receipt: &[u8], keys: &KeyChain) -> Result<ReceiptReport, MineRefusal> {
+    check_receipt(receipt, keys, Evidence::default()).map_err(|refusal| MineRefusal::Receipt(Box::new(refusal)))
 }

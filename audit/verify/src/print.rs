@@ -8,7 +8,9 @@ pub(crate) use mine::{mine, mine_json};
 
 use crate::GivenKey;
 use audit_provenance::{Coverage, Handover, Opened, SealReason};
-use audit_verify::{ConsistencyReport, LogReport, ReceiptReport, SelfTests, Unchecked, Witnessed, rfc3339};
+use audit_verify::{
+    ConsistencyReport, LogReport, NamedKey, ReceiptReport, SelfTests, Unchecked, VerifierKey, Witnessed, rfc3339,
+};
 use serde_json::json;
 use std::fmt::{Display, Write as _};
 
@@ -28,6 +30,7 @@ pub(crate) fn receipt(report: &ReceiptReport, key: &GivenKey) -> String {
     lines.line("receipt", "genuine");
     lines.line("log", format_args!("{}, {} entries", report.checkpoint.origin, report.checkpoint.size));
     lines.line("key", key_source(key));
+    signers(&mut lines, key, &report.signed_by);
     if !report.witnessed.is_empty() {
         lines.line("witnesses", cosigners(&report.witnessed));
     }
@@ -137,6 +140,23 @@ fn coverage(coverage: Coverage) -> String {
     if on.is_empty() { "no check".to_owned() } else { on.join(", ") }
 }
 
+/// Which keys have signed, where there is more than the given one.
+fn signers(lines: &mut Lines, key: &GivenKey, signed_by: &[VerifierKey]) {
+    if key.named.is_empty() {
+        return;
+    }
+    for signer in signed_by {
+        match key.named.iter().find(|named| named.key == *signer) {
+            Some(named) => lines.line("signed with", format_args!("{signer}, which entry {} names", named.entry)),
+            None => lines.line("signed with", format_args!("{signer}, the given key")),
+        }
+    }
+}
+
+fn key_lines(keys: &[VerifierKey]) -> Vec<String> {
+    keys.iter().map(ToString::to_string).collect()
+}
+
 fn key_source(key: &GivenKey) -> String {
     match &key.beside {
         None => format!("{}, as given", key.key),
@@ -154,6 +174,7 @@ pub(crate) fn receipt_json(report: &ReceiptReport, key: &GivenKey) -> String {
         "tree_size": report.checkpoint.size,
         "key": key.key.to_string(),
         "key_given": key.beside.is_none(),
+        "signed_by": key_lines(&report.signed_by),
         "witnesses": cosigners_json(&report.witnessed),
         "request": sealed.request.to_string(),
         "opened_index": sealed.opened_index,
@@ -196,6 +217,11 @@ pub(crate) fn log(report: &LogReport, key: &GivenKey) -> String {
     lines.line("log", "sound");
     lines.line("origin", &report.checkpoint.origin);
     lines.line("key", key_source(key));
+    if report.kinds.contains_key("key_rotation") {
+        for NamedKey { key, entry } in &report.signed_by {
+            lines.line("signed with", format_args!("{key}, which entry {entry} names"));
+        }
+    }
     if let Some((size, cosigned)) = &report.witnessed {
         lines.line("witnesses", format_args!("{}: the first {size} entries", cosigners(cosigned)));
     }
@@ -238,7 +264,7 @@ pub(crate) fn log(report: &LogReport, key: &GivenKey) -> String {
     let [own, public, foreign] = report.pages;
     lines.line("pages", format_args!("{own} own, {public} public, {foreign} foreign"));
     let witnesses = if report.witnessed.is_some() { "witnesses, " } else { "" };
-    let checked = "tiles, root, entries, tenants, pairing, incidents, faults, replays, keeping, pages";
+    let checked = "tiles, root, entries, keys, tenants, pairing, incidents, faults, replays, keeping, pages";
     lines.line("checked", format_args!("signature, {witnesses}{checked}"));
     lines.0
 }
@@ -252,6 +278,7 @@ pub(crate) fn log_json(report: &LogReport, key: &GivenKey) -> String {
         "root": report.checkpoint.root.to_string(),
         "key": key.key.to_string(),
         "key_given": key.beside.is_none(),
+        "signed_by": report.signed_by.iter().map(|named| named.key.to_string()).collect::<Vec<_>>(),
         "witnesses": report.witnessed.as_ref().map(|(_, cosigned)| cosigners_json(cosigned)),
         "witnessed_size": report.witnessed.as_ref().map(|(size, _)| size),
         "entries": report.kinds,
@@ -283,6 +310,7 @@ pub(crate) fn consistency(report: &ConsistencyReport, key: &GivenKey) -> String 
     lines.line("log", "has only grown");
     lines.line("origin", &report.newer.origin);
     lines.line("key", key_source(key));
+    signers(&mut lines, key, &report.signed_by);
     if !report.witnessed.is_empty() {
         lines.line("witnesses", cosigners(&report.witnessed));
     }
@@ -297,6 +325,7 @@ pub(crate) fn consistency_json(report: &ConsistencyReport, key: &GivenKey) -> St
         "origin": report.newer.origin,
         "key": key.key.to_string(),
         "key_given": key.beside.is_none(),
+        "signed_by": key_lines(&report.signed_by),
         "witnesses": cosigners_json(&report.witnessed),
         "older_size": report.older.size,
         "tree_size": report.newer.size,

@@ -2,13 +2,14 @@
 //! is the refusal.
 
 use crate::response::{PayloadError, payloads};
+use crate::rotation::LogKeys;
 use crate::witnesses::{WitnessRefusal, Witnessed, Witnesses};
 use audit_provenance::{
     Body, ChunkChain, Commitment, DecodeError, Disclosure, Entry, Field, Opened, Openings, PageClass, PageCounts, Salt,
     SealReason, Sealing, TenantLink, Trace,
 };
 use audit_tlog::{
-    Checkpoint, CheckpointError, CoseError, CoseReceipt, Hash, ProofError, TlogProof, TreeError, VerifierKey,
+    Checkpoint, CheckpointError, CoseError, CoseReceipt, Hash, KeyChain, ProofError, TlogProof, TreeError, VerifierKey,
     check_inclusion, leaf_hash,
 };
 use policies_domain::Digest;
@@ -37,6 +38,8 @@ impl std::fmt::Debug for Evidence<'_> {
 pub struct ReceiptReport {
     /// The checkpoint that the entries were proven under.
     pub checkpoint: Checkpoint,
+    /// Which of the given keys have signed it.
+    pub signed_by: Vec<VerifierKey>,
     /// Those of the asked witnesses that have cosigned it.
     pub witnessed: Vec<Witnessed>,
     /// Index of the sealed entry.
@@ -245,6 +248,8 @@ impl ReceiptRefusal {
 /// What a receipt's signature and proofs show, before it is looked at what the entries say.
 struct Proven {
     checkpoint: Checkpoint,
+    /// Which keys have signed it, of those that are believed.
+    signed_by: Vec<VerifierKey>,
     witnessed: Vec<Witnessed>,
     index: u64,
     disclosure: Disclosure,
@@ -254,10 +259,10 @@ struct Proven {
 }
 
 /// The sealed entry is in the log, and so is the opened one.
-fn prove_text(receipt: &[u8], key: &VerifierKey, witnesses: Option<&Witnesses>) -> Result<Proven, ReceiptRefusal> {
+fn prove_text(receipt: &[u8], keys: &KeyChain, witnesses: Option<&Witnesses>) -> Result<Proven, ReceiptRefusal> {
     let proof = TlogProof::parse(receipt)?;
     let mut passed = vec!["format"];
-    let checkpoint = Checkpoint::open(proof.checkpoint.as_bytes(), key)?;
+    let checkpoint = keys.open(proof.checkpoint.as_bytes())?;
     passed.push("signature");
     let witnessed = match witnesses {
         Some(witnesses) => {
@@ -276,13 +281,14 @@ fn prove_text(receipt: &[u8], key: &VerifierKey, witnesses: Option<&Witnesses>) 
     let opened_proof: Vec<Hash> = disclosure.opened_proof.iter().map(|hash| Hash(*hash)).collect();
     included("opened", &disclosure.opened, disclosure.opened_index, &opened_proof)?;
     passed.push("inclusion");
-    Ok(Proven { checkpoint, witnessed, index: proof.index, disclosure, subject: None, passed })
+    let signed_by = keys.signers(proof.checkpoint.as_bytes());
+    Ok(Proven { checkpoint, signed_by, witnessed, index: proof.index, disclosure, subject: None, passed })
 }
 
 /// The sealed entry is in the log. The signature is over the root hash that its proof leads to, so both are shown at once.
-fn prove_cose(receipt: &[u8], key: &VerifierKey, witnesses: Option<&Witnesses>) -> Result<Proven, ReceiptRefusal> {
+fn prove_cose(receipt: &[u8], keys: &KeyChain, witnesses: Option<&Witnesses>) -> Result<Proven, ReceiptRefusal> {
     let mut found = None;
-    let (receipt, checkpoint) = CoseReceipt::open(receipt, key, |receipt| {
+    let (receipt, checkpoint, key) = CoseReceipt::open_in(receipt, keys, |receipt| {
         let disclosure = disclosed(receipt.extra.as_deref())?;
         if !disclosure.opened_proof.is_empty() {
             return Err(ReceiptRefusal::Cose(CoseError::Form));
@@ -297,25 +303,27 @@ fn prove_cose(receipt: &[u8], key: &VerifierKey, witnesses: Option<&Witnesses>) 
     let disclosure = found.ok_or(ReceiptRefusal::NoDisclosure)?;
     let (index, subject) = (receipt.index, Some(receipt.subject));
     let passed = vec!["format", "signature", "inclusion"];
-    Ok(Proven { checkpoint, witnessed: Vec::new(), index, disclosure, subject, passed })
+    let signed_by = vec![key];
+    Ok(Proven { checkpoint, signed_by, witnessed: Vec::new(), index, disclosure, subject, passed })
 }
 
 fn disclosed(extra: Option<&[u8]>) -> Result<Disclosure, ReceiptRefusal> {
     Disclosure::decode(extra.ok_or(ReceiptRefusal::NoDisclosure)?).map_err(ReceiptRefusal::Disclosure)
 }
 
-/// Checks a receipt: text as C2SP tlog-proof has it, or COSE as RFC 9942 does.
+/// Checks a receipt under a log's key, or under any of those that are believed: text as C2SP tlog-proof has it, or COSE as RFC 9942
+/// does.
 ///
 /// # Errors
 /// The first check that fails.
 pub fn check_receipt(
     receipt: &[u8],
-    key: &VerifierKey,
+    keys: &(impl LogKeys + ?Sized),
     evidence: Evidence<'_>,
 ) -> Result<ReceiptReport, ReceiptRefusal> {
     let prove = if CoseReceipt::is_meant(receipt) { prove_cose } else { prove_text };
-    let Proven { checkpoint, witnessed, index, disclosure, subject, mut passed } =
-        prove(receipt, key, evidence.witnesses)?;
+    let Proven { checkpoint, signed_by, witnessed, index, disclosure, subject, mut passed } =
+        prove(receipt, &keys.chain(), evidence.witnesses)?;
 
     let decode = |entry, bytes: &[u8]| Entry::decode(bytes).map_err(|source| ReceiptRefusal::Entry { entry, source });
     let (sealed_entry, opened_entry) = (decode("sealed", &disclosure.sealed)?, decode("opened", &disclosure.opened)?);
@@ -373,6 +381,7 @@ pub fn check_receipt(
 
     Ok(ReceiptReport {
         checkpoint,
+        signed_by,
         witnessed,
         index,
         tenant,

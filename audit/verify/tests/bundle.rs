@@ -20,7 +20,7 @@ use audit_provenance::{
     Body, Containment, EngineFault, EngineFaultClass, Entry, IncidentStage, IncidentState, REPORT_KEY_PURPOSE, Replay,
     ReplayOutcome, ReplayTime, SealReason, TenantLink, report_key_text,
 };
-use audit_tlog::{Checkpoint, LogSigner, TiledTree, sign_text};
+use audit_tlog::{Checkpoint, KeyChain, LogSigner, RotationStage, SignedRotation, TiledTree, sign_text};
 use audit_verify::{BundleEvidence, BundleReport, BundleUnchecked, VerifierKey, check_bundle};
 use forged::{ACME, Forge, GLOBEX, incident, opened, sealed, signer};
 use made_bundle::{Parts, parts};
@@ -382,6 +382,39 @@ fn forged_parts(forge: &Forge) -> Parts {
         report_key,
         certificate: Some(sign_text(REPORT_KEY_PURPOSE, &text, &signer()).unwrap().into_bytes()),
     }
+}
+
+/// Somebody has a key that was dropped, and vouches with it for a report key of his own.
+#[test]
+fn a_key_that_was_dropped_vouches_for_no_bundle() {
+    let next = LogSigner::from_seed(forged::ORIGIN, &[2; 32]).unwrap();
+    let mut forge = Forge::new();
+    forge.answer(ACME, 1);
+    let (before, old) = (forge.files().1, forged_parts(&forge));
+    forge.begin(&signer(), &next);
+    let checkpoint = forge.files().1;
+    let begun = SignedRotation::sign(RotationStage::Begin, &signer(), &next, before.size, before.root).unwrap();
+    let mut keys = KeyChain::new(signer().verifier_key());
+    keys.follow(&begun).unwrap();
+    let mut parts = forged_parts(&forge);
+    let word = |by: &LogSigner, parts: &Parts| {
+        let text = report_key_text(forged::ORIGIN, &parts.report_key.verifier_key().to_string());
+        Some(sign_text(REPORT_KEY_PURPOSE, &text, by).unwrap().into_bytes())
+    };
+    let check = |parts: &Parts| {
+        let checked = check_bundle(&parts.bundle(), &keys, BundleEvidence::default(), |_, _| {});
+        checked.map(|report| report.signed_by).map_err(|refusal| refusal.to_string())
+    };
+    parts.note = checkpoint.sign_with(&[&signer(), &next]).unwrap().into_bytes();
+    let dropped = check(&parts).unwrap_err();
+    assert!(dropped.contains("a key that the log, of 4 entries, does not have any more"), "{dropped}");
+    parts.certificate = word(&next, &parts);
+    assert_eq!(check(&parts), Ok(vec![signer().verifier_key(), next.verifier_key()]));
+    parts.note = checkpoint.sign(&signer()).unwrap().into_bytes();
+    let alone = check(&parts).unwrap_err();
+    assert!(alone.contains("of 4 entries is not signed by the key that the log has at this size"), "{alone}");
+    // What was made before holds as it did.
+    assert_eq!(check(&old), Ok(vec![signer().verifier_key()]));
 }
 
 #[track_caller]

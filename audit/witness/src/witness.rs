@@ -11,6 +11,8 @@ use std::sync::{Mutex, PoisonError};
 
 /// Logs that one witness follows.
 pub const LOGS_MAX: usize = 1_024;
+/// Keys of one log: the former and the next one, while it changes.
+const KEYS_OF_A_LOG_MAX: usize = 2;
 
 /// A witness with its memory.
 pub struct Witness {
@@ -21,7 +23,8 @@ pub struct Witness {
 }
 
 struct Followed {
-    key: VerifierKey,
+    /// One; two while the log changes its key.
+    keys: Vec<VerifierKey>,
     /// Who has a say besides.
     examiner: Option<Box<dyn Examine>>,
     /// SHA-256 of the origin, hexadecimal: the name of its file, and of its place on the network.
@@ -32,11 +35,11 @@ struct Followed {
 
 /// Whoever looks into a log before its checkpoints are cosigned.
 pub trait Examine: Send + Sync {
-    /// Looks at everything below this checkpoint. Blocks.
+    /// Looks at everything below this checkpoint, and at `note`, which is it with whatever signatures it came with. Blocks.
     ///
     /// # Errors
     /// [`Examined`].
-    fn examine(&self, checkpoint: &Checkpoint) -> Result<(), Examined>;
+    fn examine(&self, checkpoint: &Checkpoint, note: &[u8]) -> Result<(), Examined>;
 }
 
 /// Why a checkpoint is not cosigned, for the log's operator.
@@ -87,8 +90,8 @@ pub enum OpenWitnessError {
         /// How many.
         logs: usize,
     },
-    /// A log is listed twice.
-    #[error("`{origin}` is listed twice")]
+    /// A log is listed with the same key twice, or with more than two keys.
+    #[error("`{origin}` is listed twice with one key, or with more than {KEYS_OF_A_LOG_MAX} keys")]
     Twice {
         /// Its origin.
         origin: String,
@@ -110,7 +113,9 @@ impl std::fmt::Debug for Witness {
 }
 
 impl Witness {
-    /// Opens a folder that [`crate::make_key`] made, to follow these logs. A key's name is its log's origin.
+    /// Opens a folder that [`crate::make_key`] made, to follow these logs. A key's name is its log's origin. Two keys of one log
+    /// are its former key and its next one, in this order, while it changes: a checkpoint that either has signed is its, until one
+    /// was seen that the next one has signed. From then on the next one must have.
     ///
     /// # Errors
     /// [`OpenWitnessError`].
@@ -119,16 +124,23 @@ impl Witness {
             return Err(OpenWitnessError::TooMany { logs: keys.len() });
         }
         let (store, cosigner) = Store::open(dir)?;
-        let mut logs = BTreeMap::new();
+        let mut keys_of: BTreeMap<String, Vec<VerifierKey>> = BTreeMap::new();
         for key in keys {
-            let (origin, origin_hash) = (key.name().to_owned(), hex::encode(Sha256::digest(key.name())));
-            let kept = store.latest(&origin_hash)?;
-            let latest = kept.map(|note| seen(note, &key, &cosigner.verifier_key())).transpose();
-            let latest = latest.map_err(|source| OpenWitnessError::Damaged { origin: origin.clone(), source })?;
-            let followed = Followed { key, examiner: None, origin_hash, latest: Mutex::new(latest) };
-            if logs.insert(origin.clone(), followed).is_some() {
-                return Err(OpenWitnessError::Twice { origin });
+            let of = keys_of.entry(key.name().to_owned()).or_default();
+            // The same twice says nothing, and no log has three at a time.
+            if of.contains(&key) || of.len() >= KEYS_OF_A_LOG_MAX {
+                return Err(OpenWitnessError::Twice { origin: key.name().to_owned() });
             }
+            of.push(key);
+        }
+        let mut logs = BTreeMap::new();
+        for (origin, keys) in keys_of {
+            let origin_hash = hex::encode(Sha256::digest(&origin));
+            let kept = store.latest(&origin_hash)?;
+            let latest = kept.map(|note| seen(note, &keys, &cosigner.verifier_key())).transpose();
+            let latest = latest.map_err(|source| OpenWitnessError::Damaged { origin: origin.clone(), source })?;
+            let followed = Followed { keys, examiner: None, origin_hash, latest: Mutex::new(latest) };
+            logs.insert(origin, followed);
         }
         Ok(Self { cosigner, store, logs })
     }
@@ -155,7 +167,7 @@ impl Witness {
         let Some(log) = log else { return Answer::UnknownLog };
 
         // "... 403 if no signature from a trusted key is present, or one fails to verify." Other signatures are ignored.
-        let (checkpoint, own_note) = match Checkpoint::open_note(request.checkpoint.as_bytes(), &log.key) {
+        let (checkpoint, own_note) = match Checkpoint::open_under(request.checkpoint.as_bytes(), &log.keys) {
             Ok(opened) => opened,
             Err(CheckpointError::Signature | CheckpointError::Origin) => return Answer::NotSigned,
             Err(_) => return Answer::Malformed("not a checkpoint of three lines"),
@@ -168,6 +180,12 @@ impl Witness {
 
         // From here on nobody else is answered about this log.
         let mut latest = log.latest.lock().unwrap_or_else(PoisonError::into_inner);
+
+        // A tree that continues one with a newer key's name has that key's name, too: the former one alone signs it no more.
+        let newest = |note: &str| log.keys.iter().rposition(|key| Checkpoint::open(note.as_bytes(), key).is_ok());
+        if latest.as_ref().is_some_and(|seen| newest(&own_note) < newest(&seen.note)) {
+            return Answer::NotSigned;
+        }
 
         // "The witness MUST check that the old size matches the size of the latest checkpoint it cosigned."
         let old_size = latest.as_ref().map_or(0, |seen| seen.checkpoint.size);
@@ -197,7 +215,7 @@ impl Witness {
         }
 
         if let Some(examiner) = &log.examiner
-            && let Err(reason) = examiner.examine(&checkpoint)
+            && let Err(reason) = examiner.examine(&checkpoint, request.checkpoint.as_bytes())
         {
             let (origin, size) = (&checkpoint.origin, checkpoint.size);
             return match reason {
@@ -236,7 +254,7 @@ impl Witness {
 
     /// Two trees of one size under one key: with that, anybody can be shown what the log did.
     fn keep_evidence(&self, log: &Followed, seen: &Seen, other: &str) {
-        let origin = log.key.name();
+        let origin = seen.checkpoint.origin.as_str();
         match self.store.keep_evidence(&log.origin_hash, &seen.note, other) {
             Ok(path) => {
                 tracing::error!(origin, size = seen.checkpoint.size, evidence = %path.display(), "the log has two histories");
@@ -248,9 +266,9 @@ impl Witness {
     }
 }
 
-/// Reads back what was kept; both signatures must be there.
-fn seen(note: Vec<u8>, log: &VerifierKey, witness: &CosignerKey) -> Result<Seen, CheckpointError> {
-    let checkpoint = Checkpoint::open(&note, log)?;
+/// Reads back what was kept; both signatures must be there, the log's of one of its keys.
+fn seen(note: Vec<u8>, log: &[VerifierKey], witness: &CosignerKey) -> Result<Seen, CheckpointError> {
+    let (checkpoint, _) = Checkpoint::open_under(&note, log)?;
     witness.find(&checkpoint, &note)?.ok_or(CheckpointError::Signature)?;
     let note = String::from_utf8(note).map_err(|_| CheckpointError::Form)?;
     Ok(Seen { checkpoint, note })

@@ -183,3 +183,53 @@ fn of_many_at_once_one_is_checked_against_each_state() {
         );
     }
 }
+
+#[test]
+fn a_log_that_changes_its_key_is_followed_under_both() {
+    let log = MadeLog::new("", 300);
+    let (former, next) = (log.signer(), &LogSigner::from_seed(ORIGIN, &[8; 32]).unwrap());
+    let (old, new) = (former.verifier_key(), next.verifier_key());
+    let folder = tempfile::tempdir().unwrap();
+    make_key(folder.path(), "witness.example/w1").unwrap();
+    let open = |keys: &[&audit_tlog::VerifierKey]| {
+        Witness::open(folder.path(), keys.iter().map(|key| (*key).clone()).collect())
+    };
+    let ask = |witness: &Witness, from: u64, to: u64, signers: &[&LogSigner]| {
+        let checkpoint = log.checkpoint(to).sign_with(signers).unwrap();
+        let request = AddCheckpoint { old_size: from, proof: log.proof(from, to), checkpoint };
+        witness.add_checkpoint(request.encode().as_bytes(), NOW)
+    };
+    // Whoever knows the former key alone takes what both have signed.
+    let witness = open(&[&old]).unwrap();
+    assert!(matches!(ask(&witness, 0, 3, &[former, next]), Answer::Cosigned(_)));
+    assert_eq!(ask(&witness, 3, 4, &[next]), Answer::NotSigned);
+    drop(witness);
+    assert!(
+        matches!(open(&[&new]), Err(OpenWitnessError::Damaged { .. })),
+        "what is kept has no line of the key that was not known then"
+    );
+    let witness = open(&[&old, &new]).unwrap();
+    assert!(matches!(ask(&witness, 3, 5, &[former, next]), Answer::Cosigned(_)));
+    // It has seen the next one: without it nothing that comes after is the log's.
+    assert_eq!(ask(&witness, 5, 6, &[former]), Answer::NotSigned);
+    drop(witness);
+    let witness = open(&[&old, &new]).unwrap();
+    assert_eq!(ask(&witness, 5, 6, &[former]), Answer::NotSigned, "nor after a start");
+    assert!(matches!(ask(&witness, 5, 6, &[next]), Answer::Cosigned(_)));
+    drop(witness);
+    let witness = open(&[&new]).unwrap();
+    assert!(matches!(ask(&witness, 6, 8, &[next]), Answer::Cosigned(_)));
+    assert_eq!(ask(&witness, 8, 9, &[former]), Answer::NotSigned, "the former key is dropped");
+    drop(witness);
+    // One history, whichever key signs it.
+    let witness = open(&[&old, &new]).unwrap();
+    let forked = MadeLog::new("another", 6);
+    let checkpoint = forked.checkpoint(8).sign_with(&[next]).unwrap();
+    let request = AddCheckpoint { old_size: 8, proof: Vec::new(), checkpoint };
+    assert!(matches!(witness.add_checkpoint(request.encode().as_bytes(), NOW), Answer::Inconsistent(_)));
+    drop(witness);
+    let third = LogSigner::from_seed(ORIGIN, &[7; 32]).unwrap().verifier_key();
+    for keys in [&[&new, &new][..], &[&old, &new, &third]] {
+        assert!(matches!(open(keys), Err(OpenWitnessError::Twice { origin }) if origin == ORIGIN));
+    }
+}

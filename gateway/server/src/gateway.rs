@@ -251,6 +251,21 @@ impl Gateway {
         self.services.audit.health().index
     }
 
+    /// How the configured log is opened; how pages are handed over is not known before the engine runs.
+    #[must_use]
+    pub fn log_config(config: &Config) -> AuditConfig {
+        let audit = AuditConfig::new(Self::log_dir(&config.data_dir), config.origin.clone());
+        let index = match config.index {
+            IndexKind::Sled => IndexStore::Sled(audit.dir.join("index")),
+            IndexKind::Memory => IndexStore::Memory,
+        };
+        let signer =
+            if config.signer.is_empty() { SignerPlace::File } else { SignerPlace::Command(config.signer.clone()) };
+        let witnesses = witnesses::policy(&config.witnesses);
+        let (group_may_read, retention_days) = (config.group_may_read, config.retention_days);
+        AuditConfig { group_may_read, signer, witnesses, index, retention_days, ..audit }
+    }
+
     /// Makes `/readyz` say no while everything else goes on: for a balancer that needs time to notice.
     pub fn announce_drain(&self) {
         self.services.draining.store(true, Ordering::SeqCst);
@@ -313,16 +328,7 @@ fn open(config: Config, engine: Engine) -> Result<(Services, Limits), StartError
         Split::Copy => Handover::Copy,
         Split::Staged => Handover::Staged,
     };
-    let audit = AuditConfig::new(Gateway::log_dir(&config.data_dir), config.origin.clone());
-    let index = match config.index {
-        IndexKind::Sled => IndexStore::Sled(audit.dir.join("index")),
-        IndexKind::Memory => IndexStore::Memory,
-    };
-    let signer = if config.signer.is_empty() { SignerPlace::File } else { SignerPlace::Command(config.signer.clone()) };
-    let witnesses = witnesses::policy(&config.witnesses);
-    let (group_may_read, retention_days) = (config.group_may_read, config.retention_days);
-    let audit =
-        AuditLog::open(AuditConfig { handover, group_may_read, signer, witnesses, index, retention_days, ..audit })?;
+    let audit = AuditLog::open(AuditConfig { handover, ..Gateway::log_config(&config) })?;
     let metrics = Metrics::start(&engine, &audit, &keys.principals())?;
     let second_opinions = SecondOpinions::of(&keys.principals(), |name| config.agreements.get(name));
     let replays = start_replays(&config, &keys, &engine, &audit, &metrics)?;

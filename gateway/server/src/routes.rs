@@ -21,6 +21,7 @@ const JSON: &str = "application/json";
 const OPERATOR_INCIDENT: &str = "/v1/operator/incidents/";
 const ERASURES_OF: &str = "/v1/operator/erasures/";
 const HOLD: &str = "/v1/operator/holds/";
+const ROTATION: &str = "/v1/isolation/rotations/";
 const TEXT: &str = "text/plain; charset=utf-8";
 /// Receipts in the form of RFC 9942.
 const COSE: &str = "application/cose";
@@ -38,6 +39,7 @@ enum Route {
     Metrics,
     Receipt(String),
     VerifierKey,
+    Rotation(String),
     Consistency,
     /// A tenant's own entries.
     OwnEntries,
@@ -81,10 +83,11 @@ impl Route {
             _ => {
                 let model = path.strip_prefix("/v1/models/").map(|name| Self::Model(name.to_owned()));
                 let receipt = || path.strip_prefix("/v1/isolation/receipts/").map(|id| Self::Receipt(id.to_owned()));
+                let rotation = || path.strip_prefix(ROTATION).map(|number| Self::Rotation(number.to_owned()));
                 let incident = || path.strip_prefix(OPERATOR_INCIDENT).map(|id| Self::OperatorIncident(id.to_owned()));
                 let erasures = || path.strip_prefix(ERASURES_OF).map(|tenant| Self::ErasuresOf(tenant.to_owned()));
                 let hold = || path.strip_prefix(HOLD).map(|id| Self::Hold(id.to_owned()));
-                model.or_else(receipt).or_else(incident).or_else(erasures).or_else(hold)
+                model.or_else(receipt).or_else(rotation).or_else(incident).or_else(erasures).or_else(hold)
             }
         }
     }
@@ -99,6 +102,7 @@ impl Route {
             | Self::Metrics
             | Self::Receipt(_)
             | Self::VerifierKey
+            | Self::Rotation(_)
             | Self::Consistency
             | Self::OwnEntries
             | Self::SelfTest
@@ -122,6 +126,7 @@ impl Route {
             Self::Metrics => "metrics",
             Self::Receipt(_) => "receipt",
             Self::VerifierKey => "verifier_key",
+            Self::Rotation(_) => "rotation",
             Self::Consistency => "consistency",
             Self::OwnEntries => "own_entries",
             Self::SelfTest => "self_test",
@@ -175,6 +180,10 @@ async fn follow(http: &mut Exchange, route: Route, on: &Arc<Services>) -> Result
         Route::Metrics => metrics(http, on)?,
         Route::Receipt(id) => receipt(http, &id, on).await?,
         Route::VerifierKey => Answer::new(200, TEXT, on.audit.verifier_key()),
+        Route::Rotation(number) => {
+            authenticate(http, on)?;
+            rotation(&number, on).await?
+        }
         Route::Consistency => consistency(http, on).await?,
         Route::OwnEntries => own_entries::answer(authenticate(http, on)?, http.query(), on).await?,
         Route::SelfTest => {
@@ -311,6 +320,19 @@ fn prefers_cose(accept: &str) -> bool {
     };
     let cose = quality(COSE).unwrap_or(0.0);
     cose > 0.0 && cose >= quality("text/plain").unwrap_or(0.0)
+}
+
+/// The proof of the entry that names the key after the log's first one, or of a later one, by its number from 1.
+async fn rotation(number: &str, on: &Arc<Services>) -> Result<Answer, RequestError> {
+    let number = number.parse().ok().filter(|parsed: &u32| parsed.to_string() == number);
+    let number = number.ok_or(RequestError::UnknownPath)?;
+    let audit = on.audit.clone();
+    let read = tokio::task::spawn_blocking(move || audit.rotation(number)).await;
+    let proof = read.map_err(|_| RequestError::Internal)?.map_err(|error| {
+        tracing::error!(number, %error, "the proof of a rotation of the log's key cannot be read");
+        RequestError::Internal
+    })?;
+    Ok(Answer::new(200, TEXT, proof.ok_or(RequestError::UnknownPath)?))
 }
 
 /// That the log has only grown since it had `from` entries, for whoever holds a checkpoint of that size.

@@ -1,6 +1,6 @@
 //! What `bulkhead-verify` says of an evidence bundle.
 
-use super::{Lines, cosigners, cosigners_json, key_source, line, utc};
+use super::{Lines, cosigners, cosigners_json, key_lines, key_source, line, signers, utc};
 use crate::GivenKey;
 use audit_verify::{BundleReport, BundleUnchecked};
 use serde_json::json;
@@ -11,6 +11,7 @@ pub(crate) fn bundle(report: &BundleReport, key: &GivenKey) -> String {
     lines.line("bundle", "genuine");
     lines.line("log", format_args!("{}, {} entries", report.checkpoint.origin, report.checkpoint.size));
     lines.line("key", key_source(key));
+    signers(&mut lines, key, &report.signed_by);
     lines.line("signed by", &report.report_key);
     if !report.witnessed.is_empty() {
         lines.line("witnesses", cosigners(&report.witnessed));
@@ -83,6 +84,7 @@ pub(crate) fn bundle_json(report: &BundleReport, key: &GivenKey) -> String {
         "root": report.checkpoint.root.to_string(),
         "key": key.key.to_string(),
         "key_given": key.beside.is_none(),
+        "signed_by": key_lines(&report.signed_by),
         "report_key": report.report_key.to_string(),
         "witnesses": cosigners_json(&report.witnessed),
         "statement": report.statement,

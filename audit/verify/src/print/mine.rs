@@ -1,6 +1,6 @@
 //! What is said of a tenant's own entries.
 
-use super::{Lines, cosigners, cosigners_json, key_source, line, utc};
+use super::{Lines, cosigners, cosigners_json, key_lines, key_source, line, signers, utc};
 use crate::GivenKey;
 use audit_verify::MineReport;
 use serde_json::json;
@@ -15,6 +15,7 @@ pub(crate) fn mine(report: &MineReport, key: &GivenKey) -> String {
     lines.line("entries", "genuine, and none is missing between them");
     lines.line("log", format_args!("{}, {} entries", report.checkpoint.origin, report.checkpoint.size));
     lines.line("key", key_source(key));
+    signers(&mut lines, key, &report.signed_by);
     if !report.witnessed.is_empty() {
         lines.line("witnesses", cosigners(&report.witnessed));
     }
@@ -68,6 +69,7 @@ pub(crate) fn mine_json(report: &MineReport, key: &GivenKey) -> String {
         "root": report.checkpoint.root.to_string(),
         "key": key.key.to_string(),
         "key_given": key.beside.is_none(),
+        "signed_by": key_lines(&report.signed_by),
         "witnesses": cosigners_json(&report.witnessed),
         "tenant": report.tenant_name,
         "tenant_ref": hex::encode(report.tenant),

@@ -3,11 +3,12 @@
 
 use audit_provenance::{
     Body, ChunkChain, ChunkRuns, Commitment, Coverage, Disclosure, DisclosureVersion, Entry, EntryVersion, Field,
-    Handover, Head, Incident, IncidentClass, Opened, Openings, PageClass, PageCounts, PageRun, SealReason, Sealing,
-    TenantLink, TenantRef, Trace,
+    Handover, Head, Incident, IncidentClass, KeyRotation, KeyRotationStage, Opened, Openings, PageClass, PageCounts,
+    PageRun, SealReason, Sealing, TenantLink, TenantRef, Trace,
 };
 use audit_tlog::{
-    Checkpoint, Edge, Hash, LogSigner, TILE_WIDTH, TileFiles, TilePath, TiledTree, TlogProof, encode_bundle, leaf_hash,
+    Checkpoint, Edge, Hash, LogSigner, RotationStage, SignedRotation, TILE_WIDTH, TileFiles, TilePath, TiledTree,
+    TlogProof, encode_bundle, leaf_hash,
 };
 use policies_domain::{Digest, Generation, PageId, RequestId};
 use std::collections::HashMap;
@@ -81,6 +82,34 @@ impl Forge {
         }
         self.entries.push(bytes);
         (index, leaf)
+    }
+
+    /// What two keys say of each other behind the entries that there are.
+    pub(crate) fn rotation(&self, stage: KeyRotationStage, from: &LogSigner, to: &LogSigner) -> KeyRotation {
+        let Checkpoint { size, root, .. } = self.files().1;
+        let signed = match stage {
+            KeyRotationStage::Begin => SignedRotation::sign(RotationStage::Begin, from, to, size, root),
+            KeyRotationStage::Finish => SignedRotation::sign(RotationStage::Finish, from, to, size, root),
+        };
+        let SignedRotation { previous, next, by_previous, by_next, .. } = signed.unwrap();
+        let (previous, next, root) = (previous.to_string(), next.to_string(), Digest(root.0));
+        KeyRotation { stage, previous, next, size, root, by_previous, by_next }
+    }
+
+    /// The beginning of a rotation; its index.
+    pub(crate) fn begin(&mut self, from: &LogSigner, to: &LogSigner) -> u64 {
+        self.add(None, Body::KeyRotation(self.rotation(KeyRotationStage::Begin, from, to))).0
+    }
+
+    /// Its end.
+    pub(crate) fn finish(&mut self, from: &LogSigner, to: &LogSigner) -> u64 {
+        self.add(None, Body::KeyRotation(self.rotation(KeyRotationStage::Finish, from, to))).0
+    }
+
+    /// Writes all files of the log, with a checkpoint that these keys have signed.
+    pub(crate) fn write_signed(&self, dir: &Path, signers: &[&LogSigner]) {
+        self.write(dir);
+        std::fs::write(dir.join("checkpoint"), self.files().1.sign_with(signers).unwrap()).unwrap();
     }
 
     /// A request and its ordinary end.

@@ -18,6 +18,10 @@ impl MadeLog {
         Self { signer, leaves: (0..300).map(leaf).collect() }
     }
 
+    pub(crate) fn signer(&self) -> &LogSigner {
+        &self.signer
+    }
+
     pub(crate) fn key(&self) -> VerifierKey {
         self.signer.verifier_key()
     }

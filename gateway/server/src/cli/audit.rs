@@ -17,6 +17,7 @@ mod probe;
 mod prompts;
 mod replay;
 mod report;
+mod rotate;
 #[cfg(feature = "selftest")]
 pub(crate) mod selftest;
 mod statistics;
@@ -77,6 +78,13 @@ pub(crate) enum Audit {
     Release(keeping::ReleaseArguments),
     /// List what is held
     Holds(keeping::HoldsArguments),
+    /// Change the key that signs the log's checkpoints, while no gateway runs on its folder
+    ///
+    /// The first time it makes the next key and names it in an entry of the log, which both keys sign; from then on both sign every
+    /// checkpoint, so that whoever knows either can check the log. With `--finish` the former key is dropped. Whoever knows only
+    /// that one follows the entry: `bulkhead-verify log` by itself, the others with `--rotation`. A log whose key another program
+    /// keeps (`[audit] signer`) is refused.
+    Rotate(rotate::RotateArguments),
     /// Compute an answer again from its receipt, the request and the model, and compare it bit for bit
     ///
     /// Nobody is asked, and nothing but the files is needed. Ends with 0 when the answer is the same, 3 when it is not, 4 when
@@ -146,6 +154,7 @@ pub(crate) async fn run(what: Audit) -> Result<()> {
         Audit::Hold(arguments) => keeping::hold(arguments).await,
         Audit::Release(arguments) => keeping::release(arguments).await,
         Audit::Holds(arguments) => keeping::holds(arguments).await,
+        Audit::Rotate(arguments) => rotate::run(&arguments),
         Audit::Replay(arguments) => replay::run(arguments).await,
     }
 }

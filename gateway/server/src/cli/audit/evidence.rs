@@ -13,7 +13,9 @@ use audit_evidence::{
 };
 use audit_log::{Clock as _, EvidenceQuery, Gathered, Proven, ReportKey, SystemClock, TenantNames, gather_evidence};
 use audit_provenance::Entry;
-use audit_verify::{BundleEvidence, BundleReport, VerifierKey, check_bundle, cosigners, read_file};
+use audit_verify::{
+    BundleEvidence, BundleReport, PROOF_BYTES_MAX, VerifierKey, check_bundle, cosigners, follow_rotations, read_file,
+};
 use clap::{ArgGroup, Args};
 use gateway_server::Gateway;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -82,9 +84,12 @@ pub(crate) fn run(arguments: &EvidenceArguments) -> Result<()> {
         .context("the log's `keys/pseudonym.key` cannot be read: run this as the gateway's user")?;
     let mut report_key = ReportKey::read(&dir)
         .context("the log has no `keys/report.skey` that can be read: the gateway makes it at its next start")?;
+    // While the log's key is being changed, the one that it has named vouches.
+    let keys = follow_rotations(&key, &rotations(&dir)?).context("the log's `rotations`")?;
     // A word of another key of the log, or for another key, vouches for nothing.
     let given = report_key.signer.verifier_key();
-    report_key.certificate.take_if(|word| certified(word, &key).as_ref() != Ok(&given));
+    let vouches = |word: &[u8]| keys.keys().any(|key| certified(word, key).as_ref() == Ok(&given));
+    report_key.certificate.take_if(|word| !vouches(word));
     let threads = arguments.threads.map_or_else(machine::cores, usize::from);
     let reference = names.reference(&name);
     let time_us = *from..=*to;
@@ -93,7 +98,7 @@ pub(crate) fn run(arguments: &EvidenceArguments) -> Result<()> {
     let bundle = make(&gathered, &query, &key, &report_key)?;
     // Nobody is given what a verifier refuses.
     let beside = BundleEvidence { report_key: report_key.certificate.is_none().then_some(&given), witnesses: None };
-    let checked = check_bundle(&bundle, &key, beside, |_, _| {}).context("the bundle that was made is not sound")?;
+    let checked = check_bundle(&bundle, &keys, beside, |_, _| {}).context("the bundle that was made is not sound")?;
     write(&output, &bundle)?;
     tell(arguments, &output, &bundle, &checked, report_key.certificate.is_some())
 }
@@ -108,6 +113,19 @@ fn check_place(output: &Path) -> Result<()> {
         bail!("`{}` is no folder", folder.display());
     }
     Ok(())
+}
+
+/// The proofs that lead from the log's key to another one, if any.
+fn rotations(dir: &Path) -> Result<Vec<Vec<u8>>> {
+    let mut proofs = Vec::new();
+    for number in 1.. {
+        let path = dir.join("rotations").join(number.to_string());
+        if !path.exists() {
+            break;
+        }
+        proofs.push(read_file(&path, PROOF_BYTES_MAX).with_context(|| format!("`{}` cannot be read", path.display()))?);
+    }
+    Ok(proofs)
 }
 
 fn verifier_key(dir: &Path) -> Result<VerifierKey> {

@@ -90,13 +90,17 @@ pub(crate) async fn run(arguments: ReplayArguments) -> Result<()> {
     let evidence = Evidence { request: Some(&request), response: Some(&response), ..Evidence::default() };
     let report = check_receipt(&receipt, &key, evidence)
         .map_err(|refusal| anyhow::anyhow!("{refusal} (check `{}`)", refusal.check()))
-        .context("the receipt is refused")?;
+        .with_context(|| {
+            format!("the receipt is refused under {key}, the one key that is known here: no rotation is followed")
+        })?;
     comparable(&report)?;
     let (prompt, sampling) = gateway_server::asked_of(&request, report.sealed.request)
         .map_err(anyhow::Error::msg)
         .context("the request is none that this program serves")?;
     let config = config(&arguments)?;
-    note(format_args!("the receipt is genuine; loading the model"));
+    note(format_args!(
+        "the receipt is genuine under {key}, the one key that is known here: no rotation of it is followed; loading the model"
+    ));
     let model = serve::load_model(&config).await?;
     same_model(&report, &model, config.engine.kv)?;
     let json = arguments.json;
