@@ -25,6 +25,7 @@ mod page;
 mod prefix;
 mod remote;
 mod replays;
+mod rotation;
 mod rows;
 mod scheduler;
 mod self_tests;
@@ -85,6 +86,7 @@ fn all() -> impl Iterator<Item = &'static Mutation> {
         prefix::PREFIX,
         remote::REMOTE,
         replays::REPLAYS,
+        rotation::ROTATION,
         rows::ROWS,
         scheduler::SCHEDULING,
         self_tests::SELF_TESTING,

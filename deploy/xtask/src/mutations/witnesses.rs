@@ -279,8 +279,8 @@ pub(super) const WITNESSES: &[Mutation] = &[
     Mutation {
         name: "witness: whoever has a say is asked",
         file: "audit/witness/src/witness.rs",
-        find: "&& let Err(reason) = examiner.examine(&checkpoint)",
-        replace: "&& let Err(reason) = examiner.examine(&checkpoint).or(Ok::<(), String>(()))",
+        find: "&& let Err(reason) = examiner.examine(&checkpoint, request.checkpoint.as_bytes())",
+        replace: "&& let Err(reason) = examiner.examine(&checkpoint, request.checkpoint.as_bytes()).or(Ok::<(), String>(()))",
         packages: &["audit-auditor"],
         tests: "test(what_is_objected_to_is_not_cosigned_now_or_later)",
     },
