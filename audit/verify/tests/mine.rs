@@ -4,7 +4,7 @@
 mod forged;
 
 use audit_provenance::{Body, Entry, EntryVersion, TenantLink, TenantRef};
-use audit_tlog::{Cosigner, LogSigner, TiledTree, leaf_hash};
+use audit_tlog::{Cosigner, KeyChain, LogSigner, RotationStage, SignedRotation, TiledTree, leaf_hash};
 use audit_verify::{Held, MineReport, Witnesses, check_mine};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use forged::{ACME, Forge, GLOBEX, openings, signer, trace};
@@ -61,6 +61,29 @@ fn check(pages: &[Value]) -> Result<MineReport, &'static str> {
 
 fn receipt(forge: &Forge, opened: u64) -> Vec<u8> {
     forge.receipt(opened, opened + 1, &trace()).encode().into_bytes()
+}
+
+/// Somebody has a key that was dropped, and signs with it a log that leaves out what came later.
+#[test]
+fn a_key_that_was_dropped_signs_no_page() {
+    let next = LogSigner::from_seed(forged::ORIGIN, &[2; 32]).unwrap();
+    let mut forge = forge().prefix(3);
+    let before = forge.files().1;
+    forge.begin(&signer(), &next);
+    let begun = SignedRotation::sign(RotationStage::Begin, &signer(), &next, before.size, before.root).unwrap();
+    let mut keys = KeyChain::new(signer().verifier_key());
+    keys.follow(&begun).unwrap();
+    let checkpoint = forge.files().1;
+    let check = |page: &Value| {
+        let checked = check_mine(&[page.to_string().into_bytes()], &keys, Held::default());
+        checked.map(|report| report.signed_by).map_err(|refusal| (refusal.check(), refusal.to_string()))
+    };
+    let mut page = page(&forge, 0, &MINE[..2], None);
+    let (name, reason) = check(&page).unwrap_err();
+    let wanted = "the checkpoint of 4 entries is not signed by the key that the log has at this size";
+    assert!(name == "signature" && reason.contains(wanted), "{name}: {reason}");
+    page["checkpoint"] = checkpoint.sign_with(&[&signer(), &next]).unwrap().into();
+    assert_eq!(check(&page), Ok(vec![signer().verifier_key(), next.verifier_key()]));
 }
 
 #[test]

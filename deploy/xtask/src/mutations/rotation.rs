@@ -229,6 +229,16 @@ pub(super) const ROTATION: &[Mutation] = &[
         tests: NEWEST,
     },
     Mutation {
+        name: "log key: a dropped key signs no page of own entries",
+        file: "audit/verify/src/mine.rs",
+        find: "let checkpoint = keys.open(page.checkpoint.as_bytes()).map_err(signature)?;",
+        replace: "let any: Vec<VerifierKey> = keys.keys().cloned().collect();\n        \
+                  let opened = Checkpoint::open_under(page.checkpoint.as_bytes(), &any);\n        \
+                  let checkpoint = opened.map_err(signature)?.0;",
+        packages: VERIFY,
+        tests: "test(a_key_that_was_dropped_signs_no_page)",
+    },
+    Mutation {
         name: "log key: a dropped key vouches for no report key",
         file: "audit/verify/src/bundle.rs",
         find: "voucher.is_some_and(|voucher| !later.is_some_and(|later| later.has(voucher)))",
