@@ -3,7 +3,8 @@
 //! Each tenant has a clock that runs by the cost of its work, slower the larger its weight; the next turn is that of the
 //! tenant whose clock is behind. A tenant that begins to wait is lifted to the slowest clock of those who wait already, so
 //! that having been idle, or nearly idle, earns nothing (VTC, arXiv:2401.00588, section 4) but a short burst: a quarter of a
-//! second of its share, at most. Classes go in their order, but each that waits is owed a part of what the others get (a
+//! second of its share, at most. Of several that wake together each has that against those who waited before, and none against
+//! another one of them. Classes go in their order, but each that waits is owed a part of what the others get (a
 //! floor), and goes first until it has had that.
 //!
 //! Two tenants of a class that wait all the time differ in work done, each divided by its weight, by no more than
@@ -59,6 +60,9 @@ pub(crate) struct Account {
     weight: u64,
     /// Work done, in ticks.
     clock: u64,
+    /// How far it was left behind the others when it began to wait, and has not come forward since, in ticks. Whoever begins to wait
+    /// is lifted to where others stand without that, or each of several that wake together would be put before the one before.
+    credit: u64,
     /// Work paid for in advance and not done, in nanoseconds.
     prepaid_ns: u64,
     ready: [bool; 2],
@@ -67,6 +71,11 @@ pub(crate) struct Account {
 impl Account {
     fn waits(&self) -> bool {
         self.ready != [false; 2]
+    }
+
+    /// Where it stands for those who begin to wait.
+    fn reference(&self) -> u64 {
+        self.clock.saturating_add(self.credit)
     }
 
     /// Where it stands in a lane.
@@ -90,7 +99,7 @@ impl Account {
 /// One class.
 #[derive(Debug, Default)]
 struct Shares {
-    /// Tenants that wait in any lane, by their clocks.
+    /// Tenants that wait in any lane, by where they stand for others.
     waiting: BTreeSet<(u64, Label)>,
     /// Those that wait in each lane, by their places.
     ready: [BTreeSet<(u64, Label)>; 2],
@@ -103,7 +112,7 @@ struct Shares {
 impl Shares {
     fn insert(&mut self, tenant: Label, account: &Account) {
         if account.waits() {
-            self.waiting.insert((account.clock, tenant));
+            self.waiting.insert((account.reference(), tenant));
         }
         for lane in Lane::ALL.into_iter().filter(|lane| account.ready[*lane as usize]) {
             self.ready[lane as usize].insert((account.place(lane), tenant));
@@ -112,7 +121,7 @@ impl Shares {
 
     fn remove(&mut self, tenant: Label, account: &Account) {
         if account.waits() {
-            self.waiting.remove(&(account.clock, tenant));
+            self.waiting.remove(&(account.reference(), tenant));
         }
         for lane in Lane::ALL.into_iter().filter(|lane| account.ready[*lane as usize]) {
             self.ready[lane as usize].remove(&(account.place(lane), tenant));
@@ -129,7 +138,7 @@ impl Shares {
             }
         };
         if now.waits() {
-            replace(&mut self.waiting, before.clock, now.clock);
+            replace(&mut self.waiting, before.reference(), now.reference());
         }
         for lane in Lane::ALL.into_iter().filter(|lane| now.ready[*lane as usize]) {
             replace(&mut self.ready[lane as usize], before.place(lane), now.place(lane));
@@ -152,10 +161,11 @@ impl FairShares {
         let shares = &mut self.classes[account.class as usize];
         shares.remove(tenant, &account);
         if !account.waits() {
-            let others = shares.waiting.first().map_or(shares.latest, |(clock, _)| *clock);
+            let others = shares.waiting.first().map_or(shares.latest, |(reference, _)| *reference);
             // With what it paid for and has not had: a quiet tenant's running requests do not put its next one behind a flood.
             let kept = account.ticks(account.prepaid_ns.saturating_add(BURST_NS));
             account.clock = account.clock.max(others.saturating_sub(kept));
+            account.credit = others.saturating_sub(account.clock);
         }
         account.ready[lane as usize] = ready;
         if !account.waits() {
@@ -173,7 +183,7 @@ impl FairShares {
         let new = || {
             let terms = self.tenancy.of(tenant);
             let (class, exclusive, weight) = (terms.class, terms.exclusive, u64::from(terms.weight.max(1)));
-            Account { class, exclusive, weight, clock: 0, prepaid_ns: 0, ready: [false; 2] }
+            Account { class, exclusive, weight, clock: 0, credit: 0, prepaid_ns: 0, ready: [false; 2] }
         };
         self.accounts.get(&tenant).copied().unwrap_or_else(new)
     }
@@ -181,7 +191,9 @@ impl FairShares {
     /// It did work that cost so many nanoseconds, `prepaid_ns` of which it paid for before.
     pub(crate) fn charge(&mut self, tenant: Label, cost_ns: u64, prepaid_ns: u64) {
         self.advance(tenant, |account| {
-            account.clock = account.clock.saturating_add(account.ticks(cost_ns));
+            let ticks = account.ticks(cost_ns);
+            account.clock = account.clock.saturating_add(ticks);
+            account.credit = account.credit.saturating_sub(ticks);
             account.prepaid_ns = account.prepaid_ns.saturating_sub(prepaid_ns);
         });
     }
@@ -267,7 +279,7 @@ impl FairShares {
         let others = class.first().and_then(|shares| shares.waiting.iter().find(|(_, of)| *of != tenant));
         let most = |others: u64| others.saturating_add(account.ticks(BURST_NS));
         more_urgent.iter().any(|shares| !shares.waiting.is_empty())
-            || others.is_some_and(|(clock, _)| account.clock > most(*clock))
+            || others.is_some_and(|(_, other)| account.clock > most(self.account(*other).clock))
     }
 
     /// How urgent its requests are.
@@ -382,6 +394,16 @@ mod tests {
             shares.set_ready(label(tenant), Lane::Slots, true);
         }
         assert_eq!(turns(&mut shares, 10, 2), [5, 5]);
+    }
+
+    #[test]
+    fn of_several_that_wake_together_none_is_put_before_another() {
+        let mut shares = shares(&[(1, Class::Standard, 1), (2, Class::Standard, 1), (3, Class::Standard, 1)]);
+        [2, 3].into_iter().for_each(|tenant| shares.set_ready(label(tenant), Lane::Slots, false));
+        assert_eq!(turns(&mut shares, 1000, 3), [1000, 0, 0]);
+        [2, 3].into_iter().for_each(|tenant| shares.set_ready(label(tenant), Lane::Slots, true));
+        assert_eq!(turns(&mut shares, 20, 3), [0, 10, 10]);
+        assert_eq!(turns(&mut shares, 510, 3), [10, 250, 250], "and each catches up on a quarter of a second");
     }
 
     #[test]

@@ -79,6 +79,20 @@ fn a_quiet_tenant_does_not_notice_a_flood() {
 }
 
 #[test]
+fn a_quiet_tenant_is_not_put_behind_each_neighbour_that_wakes_with_it() {
+    for seed in 1..4 {
+        let [within, flood] = [false, true].map(|flood| {
+            let mut simulation = scenarios::quiet_on_a_small_machine(flood, seed);
+            simulation.run_until(Duration::from_secs(400), &mut Unwatched);
+            let book = &simulation.books[0];
+            assert!(book.ended > 300);
+            percentile(&book.ttft, 0.99)
+        });
+        assert!(flood <= 1.25 * within, "TTFT: {flood} s beside {within} s");
+    }
+}
+
+#[test]
 fn everybody_at_once_leaves_no_slot_and_no_page_behind() {
     let mut simulation = scenarios::everybody(200, 2_000, SEED);
     for step in 0..600 {

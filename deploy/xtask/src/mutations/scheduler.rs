@@ -66,6 +66,14 @@ pub(super) const SCHEDULING: &[Mutation] = &[
         tests: "test(slots_go_round_between_tenants_however_many_requests_each_has)",
     },
     Mutation {
+        name: "scheduler: of several that wake together none is put before another",
+        file: FAIR,
+        find: "self.clock.saturating_add(self.credit)",
+        replace: "self.clock.saturating_add(self.credit.min(0))",
+        packages: PACKAGES,
+        tests: "test(of_several_that_wake_together_none_is_put_before_another)",
+    },
+    Mutation {
         name: "scheduler: a pause of the machine is nobody's work",
         file: "engine/scheduler/src/cost.rs",
         find: ".min(CHARGED_MAX * whole_us * 1e3)",

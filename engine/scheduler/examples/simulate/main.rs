@@ -55,7 +55,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "prompts": prompts(&[1, 1, 1, 1]),
         "prompts_weighted": prompts(&[1, 3]),
         "classes": classes(),
-        "quiet": quiet(),
+        "quiet": quiet(scenarios::quiet_neighbour),
+        "quiet_small": quiet(scenarios::quiet_on_a_small_machine),
         "uniform": uniform(),
         "pauses": pauses(),
         "everybody": everybody(),
@@ -206,9 +207,9 @@ fn classes() -> Json {
     json!({"seconds": 300, "classes": waits.iter().map(row).collect::<Vec<_>>()})
 }
 
-fn quiet() -> Json {
+fn quiet(scenario: fn(bool, u64) -> Simulation) -> Json {
     let run = |flood| {
-        let mut simulation = scenarios::quiet_neighbour(flood, SEED);
+        let mut simulation = scenario(flood, SEED);
         simulation.run_until(Duration::from_secs(300), &mut Unwatched);
         let book = &simulation.books[0];
         [

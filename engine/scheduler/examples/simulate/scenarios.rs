@@ -191,6 +191,23 @@ pub(crate) fn quiet_beside_pauses(pauses_per_million: usize, seed: u64) -> Simul
     Simulation::new(machine, vec![quiet, Tenant::chat(Demand::Backlog(100))], 0, seed, &mut Unwatched)
 }
 
+/// A quiet tenant whose prompts begin as earlier ones did, beside three with longer ones that ask for their shares, on a small machine;
+/// with `flood`, the first of them asks for a hundred times as much.
+pub(crate) fn quiet_on_a_small_machine(flood: bool, seed: u64) -> Simulation {
+    let rate = |per_second| Demand::Rate { per_second, on: 1.0, off: 0.0 };
+    let mut tenants = vec![Tenant { prompt: (24, 24), answer: (30, 30), ..Tenant::chat(rate(1.0)) }];
+    for number in 0..3 {
+        let per_second = if flood && number == 0 { 100.0 * SMALL_RATE } else { SMALL_RATE };
+        let terms = TenantTerms { queue_max: Some(192), ..TenantTerms::default() };
+        let (prompt, answer) = ((200, 200), (60, 60));
+        tenants.push(Tenant { terms, prompt, answer, ..Tenant::chat(rate(per_second)) });
+    }
+    Simulation::new(Machine { slots: 64, ..Machine::small() }, tenants, 0, seed, &mut Unwatched)
+}
+
+/// As [`NEIGHBOUR_RATE`], on a small machine.
+const SMALL_RATE: f64 = 1.7;
+
 /// TTFT of the first tenant's requests that neither came nor got their first token while the machine was away, in seconds.
 pub(crate) fn ttft_beside_pauses(simulation: &Simulation) -> Vec<f64> {
     let (book, pauses) = (&simulation.books[0], &simulation.pauses);
