@@ -22,6 +22,8 @@ const GROUP_FOLDER: u32 = 0o050;
 const PERIOD: Duration = Duration::from_millis(20);
 /// ... and how often it is looked whether something came.
 const IDLE_PERIOD: Duration = Duration::from_millis(200);
+/// How long it is waited after a failure: a full disk is not tried fifty times a second.
+const FAILED_PERIOD: Duration = Duration::from_secs(1);
 /// A file has this part of what is kept, ...
 const FILES: u64 = 8;
 /// ... and so many bytes at least.
@@ -265,8 +267,14 @@ impl Files {
         for (page, (generation, label)) in lives {
             Record::Begin { page: *page, generation: *generation, label: *label }.encode(&mut bytes);
         }
-        let length = write_block(&mut file, &bytes)?;
-        self.open = Some((file, length));
+        match write_block(&mut file, &bytes) {
+            Ok(length) => self.open = Some((file, length)),
+            Err(error) => {
+                // A full disk is not to be filled with empty files as well.
+                let _gone = std::fs::remove_file(path_of(&self.folder, self.number));
+                return Err(error);
+            }
+        }
         self.prune()
     }
 
@@ -317,7 +325,7 @@ fn write(shared: &Shared, mut files: Files) {
                 Ok(()) => told = false,
                 Err(error) => {
                     // The next file begins with what is so then.
-                    files.open = None;
+                    (files.open, period) = (None, FAILED_PERIOD);
                     if !told {
                         tracing::error!(%error, "the engine's feed for the auditor is not written: it will say what is missing");
                         told = true;

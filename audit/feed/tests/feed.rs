@@ -206,6 +206,40 @@ fn what_is_damaged_or_gone_shows_as_a_gap() {
 }
 
 #[test]
+fn a_feed_that_cannot_be_written_goes_on_when_it_can_with_what_is_so_then() {
+    let feeds = tempfile::tempdir().unwrap();
+    let feed = EngineFeed::open(feeds.path(), FeedSettings { bytes_max: 0, ..SETTINGS }).unwrap();
+    feed.custody(0, &[allocated(1, 1, 1), allocated(2, 1, 2)]);
+    let mut first = Feed::of(feeds.path());
+    while !all(&mut first).contains(&begin(2, 1, 2)) {
+        std::thread::yield_now();
+    }
+    let (folder, aside) = (feeds.path().join("engine"), feeds.path().join("aside"));
+    std::fs::rename(&folder, &aside).unwrap();
+    // More than a file takes: the next one cannot be begun.
+    let pages = (0..20_000).map(|page| read_page(page, 1)).collect();
+    feed.pass(RequestId::from_bytes([1; 16]), &PageTrace { kept: 0, pages });
+    while std::fs::metadata(aside.join("000000000001")).unwrap().len() < 1 << 17 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    feed.custody(0, &[event(1, 2, Label::NOBODY, CustodyAct::Freed)]);
+    std::fs::create_dir(&folder).unwrap();
+    feed.custody(0, &[allocated(3, 1, 1)]);
+    drop(feed);
+    let mut lives = std::collections::BTreeMap::new();
+    for record in all(&mut Feed::of(feeds.path())) {
+        match record {
+            Record::Start { .. } => lives.clear(),
+            Record::Begin { page, generation, .. } => drop(lives.insert(page, generation)),
+            Record::End { page, .. } => drop(lives.remove(&page)),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(lives, [2, 3].map(|page| (PageId(page), Generation(1))).into());
+    assert!(files(feeds.path()).iter().all(|file| file.metadata().unwrap().len() > 0), "no file that is empty");
+}
+
+#[test]
 fn a_feed_is_for_its_owner_and_for_the_group_where_that_may_read() {
     for (group_may_read, folder_mode, file_mode) in [(false, 0o700, 0o600), (true, 0o750, 0o640)] {
         let feeds = tempfile::tempdir().unwrap();
