@@ -164,8 +164,8 @@ pub(super) const SCHEDULING: &[Mutation] = &[
     Mutation {
         name: "scheduler: who had more than its share guesses nothing while others wait",
         file: FAIR,
-        find: "            || others.is_some_and(|(clock, _)| account.clock > most(*clock))",
-        replace: "            || others.is_some_and(|(clock, _)| account.clock < most(*clock) && false)",
+        find: "            || others.is_some_and(|(_, other)| account.clock > most(self.account(*other).clock))",
+        replace: "            || others.is_some_and(|(_, other)| account.clock < most(self.account(*other).clock) && false)",
         packages: PACKAGES,
         tests: "test(who_had_more_than_its_share_makes_no_guesses_while_others_wait)",
     },
