@@ -214,3 +214,14 @@ fn listen_there(listen: SocketAddr, witness: Witness) -> anyhow::Result<()> {
 fn say(text: &str) {
     let _closed = writeln!(std::io::stderr(), "{text}");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Arguments;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_contradicts_itself_nowhere() {
+        Arguments::command().debug_assert();
+    }
+}

@@ -133,7 +133,7 @@ struct RotationArguments {
     /// The proof that the log's key was followed by another one, as `/v1/isolation/rotations/N` or the log's folder has it. May be
     /// repeated: of each rotation the one that begins it and the one that finishes it. Each key is believed for the trees of its
     /// time, a former one for none behind the rotation. Otherwise the given key alone is believed, for all.
-    #[arg(long = "rotation", value_name = "FILE")]
+    #[arg(long = "rotation", id = "rotation", value_name = "FILE")]
     files: Vec<PathBuf>,
 }
 
@@ -367,4 +367,15 @@ fn progress_bar(hidden: bool) -> ProgressBar {
         bar.set_style(style);
     }
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Arguments;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_contradicts_itself_nowhere() {
+        Arguments::command().debug_assert();
+    }
 }

@@ -112,3 +112,14 @@ fn read_logs(path: &Path) -> anyhow::Result<Vec<VerifierKey>> {
 fn say(text: &str) {
     let _closed = writeln!(std::io::stderr(), "{text}");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Arguments;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_contradicts_itself_nowhere() {
+        Arguments::command().debug_assert();
+    }
+}
