@@ -104,6 +104,19 @@ struct Passes {
     partial: bool,
 }
 
+impl Passes {
+    /// Whether more of them are to be read for a response of so many steps.
+    fn awaits(&self, steps: u64) -> bool {
+        !self.partial && self.made < steps
+    }
+}
+
+/// When a request was minted: its id begins with that, in milliseconds (RFC 9562, version 7).
+fn minted_us(request: RequestId) -> u64 {
+    let [b0, b1, b2, b3, b4, b5, ..] = request.bytes();
+    u64::from_be_bytes([0, 0, b0, b1, b2, b3, b4, b5]).saturating_mul(1_000)
+}
+
 /// The engine's feed, and what was read of it.
 #[derive(Debug)]
 pub(crate) struct EngineSide {
@@ -112,6 +125,11 @@ pub(crate) struct EngineSide {
     since_us: Option<u64>,
     /// Pages in a life.
     lives: HashMap<PageId, (Generation, Label)>,
+    /// The run whose files are read.
+    run: Option<[u8; 16]>,
+    /// Of requests that were minted before, in microseconds since 1970, the first passes may be missing: a later one of them says
+    /// again all that it reads, as a first one does.
+    sure_from_us: u64,
     /// Records are missing: whose pages are whose is known again at the next file.
     blind: bool,
     /// Counts what is missing.
@@ -131,6 +149,8 @@ impl EngineSide {
             feed: Feed::of(feeds),
             since_us: None,
             lives: HashMap::new(),
+            run: None,
+            sure_from_us: 0,
             // Until the first file has said what there is.
             blind: true,
             gaps: 0,
@@ -155,7 +175,7 @@ impl EngineSide {
         if self.since_us.is_some_and(|since_us| claim.wall_us < since_us) {
             return Ok(Ok(Judged::Before));
         }
-        while self.requests.get(&claim.request).is_none_or(|passes| passes.made < claim.steps) {
+        while self.requests.get(&claim.request).is_none_or(|passes| passes.awaits(claim.steps)) {
             let Some(record) = self.feed.read_next()? else { break };
             self.take(record);
         }
@@ -189,7 +209,7 @@ impl EngineSide {
         let waits = |side: &Self| {
             side.awaited
                 .iter()
-                .any(|(claim, _)| side.requests.get(&claim.request).is_none_or(|passes| passes.made < claim.steps))
+                .any(|(claim, _)| side.requests.get(&claim.request).is_none_or(|passes| passes.awaits(claim.steps)))
         };
         while waits(self) {
             let Some(record) = self.feed.read_next()? else { break };
@@ -237,11 +257,12 @@ impl EngineSide {
         let Some(passes) = self.requests.get(&claim.request) else {
             return Ok(Judged::Awaited);
         };
-        if passes.partial {
-            return Ok(Judged::Unknown);
-        }
+        // Found while nothing of it was missing.
         if let Some(fault) = passes.fault {
             return Err(fault);
+        }
+        if passes.partial {
+            return Ok(Judged::Unknown);
         }
         if passes.made < claim.steps {
             return Ok(Judged::Awaited);
@@ -277,7 +298,11 @@ impl EngineSide {
 
     fn take(&mut self, record: Record) {
         match record {
-            Record::Start { continues, wall_us, .. } => {
+            Record::Start { run, continues, wall_us } => {
+                let continues = continues && self.run.replace(run).is_none_or(|before| before == run);
+                if !continues || self.blind || self.since_us.is_none() {
+                    self.sure_from_us = self.sure_from_us.max(wall_us);
+                }
                 self.since_us.get_or_insert(wall_us);
                 if !continues {
                     self.miss();
@@ -312,14 +337,17 @@ impl EngineSide {
         if !self.requests.contains_key(&request) {
             self.order.push_back(request);
             while self.order.len() > REQUESTS_MAX {
-                if let Some(oldest) = self.order.pop_front() {
-                    self.requests.remove(&oldest);
+                if let Some(oldest) = self.order.pop_front()
+                    && self.requests.remove(&oldest).is_some()
+                {
+                    self.sure_from_us = self.sure_from_us.max(minted_us(oldest).saturating_add(1));
                 }
             }
         }
+        let unsure = self.blind || minted_us(request) < self.sure_from_us;
         let passes = self.requests.entry(request).or_default();
         // The first one of a request reads on in nothing.
-        passes.partial |= self.blind || kept > passes.table.len();
+        passes.partial |= (passes.made == 0 && unsure) || self.blind || kept > passes.table.len();
         passes.made += 1;
         passes.table.truncate(kept);
         passes.table.extend(pages);
@@ -328,7 +356,9 @@ impl EngineSide {
             let label = match self.lives.get(&life.0) {
                 Some((now, label)) if *now == life.1 => *label,
                 _ => {
-                    passes.fault.get_or_insert(EngineFault::NoLife { page, generation });
+                    if !passes.partial {
+                        passes.fault.get_or_insert(EngineFault::NoLife { page, generation });
+                    }
                     continue;
                 }
             };
@@ -336,7 +366,8 @@ impl EngineSide {
             if label == Label::PUBLIC {
                 continue;
             }
-            if label == Label::NOBODY || *passes.label.get_or_insert(label) != label {
+            let foreign = label == Label::NOBODY || *passes.label.get_or_insert(label) != label;
+            if foreign && !passes.partial {
                 passes.fault.get_or_insert(EngineFault::Foreign { page, generation });
             }
         }
@@ -354,6 +385,13 @@ mod tests {
 
     const ACME: (u32, TenantRef) = (1, [1; 16]);
     const GLOBEX: (u32, TenantRef) = (2, [2; 16]);
+
+    /// Minted long after every feed here began.
+    fn id(request: u8) -> RequestId {
+        let mut bytes = [request; 16];
+        bytes[..6].fill(0xff);
+        RequestId::from_bytes(bytes)
+    }
 
     /// An engine's feed, written record by record.
     struct Made {
@@ -406,7 +444,7 @@ mod tests {
                 shared: false,
             };
             let trace = PageTrace { kept, pages: pages.iter().map(read).collect() };
-            self.feed.as_ref().unwrap().pass(RequestId::from_bytes([request; 16]), &trace);
+            self.feed.as_ref().unwrap().pass(id(request), &trace);
         }
 
         fn side(&mut self) -> EngineSide {
@@ -426,7 +464,7 @@ mod tests {
         };
         let index = 10 * u64::from(request);
         let trace = Trace { pages: pages.iter().map(run).collect(), chunks: Vec::new() };
-        Claim { index, wall_us: u64::MAX, request: RequestId::from_bytes([request; 16]), tenant, steps, trace }
+        Claim { index, wall_us: u64::MAX, request: id(request), tenant, steps, trace }
     }
 
     fn judge(side: &mut EngineSide, claim: Claim) -> Result<Judged, EngineFault> {
@@ -537,7 +575,7 @@ mod tests {
         let awaited = loop {
             // As soon as it is written.
             let judged = judge(&mut side, claim(1, ACME, 2, &[(4, 1)]));
-            if side.requests.contains_key(&RequestId::from_bytes([1; 16])) {
+            if side.requests.contains_key(&id(1)) {
                 break judged;
             }
             side.awaited.clear();
@@ -558,7 +596,7 @@ mod tests {
         made.pass(1, 0, &[(4, 1)]);
         let mut side = EngineSide::new(made.feeds.path());
         while judge(&mut side, claim(1, ACME, 2, &[(4, 1)])) != Ok(Judged::Awaited)
-            || !side.requests.contains_key(&RequestId::from_bytes([1; 16]))
+            || !side.requests.contains_key(&id(1))
         {
             side.awaited.clear();
         }
@@ -593,6 +631,24 @@ mod tests {
         let mut side = made.side();
         assert_eq!(judge(&mut side, claim(1, ACME, 2, &[(4, 1)])), Ok(Judged::Unknown));
         assert_eq!(judge(&mut side, claim(2, ACME, 1, &[(9, 9)])), Ok(Judged::Unknown));
+
+        // Its first passes are gone, and a later one says all that it reads again.
+        let mut made = Made::new();
+        made.begin(4, 1, ACME);
+        let older = RequestId::from_bytes([1; 16]);
+        let read = PageRead { page: PageId(4), generation: Generation(1), label: Label::NOBODY, shared: false };
+        made.feed.as_ref().unwrap().pass(older, &PageTrace { kept: 0, pages: vec![read] });
+        let mut side = made.side();
+        let claim_of_older = Claim { request: older, ..claim(1, ACME, 5, &[(4, 1)]) };
+        assert_eq!(judge(&mut side, claim_of_older), Ok(Judged::Unknown));
+
+        // A fault that was seen before something was missing stays one.
+        let mut made = Made::new();
+        made.pass(1, 0, &[(4, 1)]);
+        made.feed.as_ref().unwrap().custody(0, &[CustodyRecord::Lost { first: 0, events: 1 }]);
+        made.pass(1, 1, &[]);
+        let fault = Err(EngineFault::NoLife { page: 4, generation: 1 });
+        assert_eq!(judge(&mut made.side(), claim(1, ACME, 2, &[(4, 1)])), fault);
 
         // A request whose first passes are gone with an older file.
         let mut made = Made::new();

@@ -122,7 +122,8 @@ impl Feed {
         }
         let [l0, l1, l2, l3, s0, s1, s2, s3] = head;
         let length = usize::try_from(u32::from_be_bytes([l0, l1, l2, l3])).unwrap_or(usize::MAX);
-        if length > BLOCK_BYTES_MAX {
+        // Nobody writes an empty block, and zeros would be a valid one.
+        if length == 0 || length > BLOCK_BYTES_MAX {
             return Ok(Block::Damaged);
         }
         // No memory for what is not there.

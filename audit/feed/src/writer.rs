@@ -218,7 +218,10 @@ pub(crate) fn engine_folder(feeds: &Path) -> PathBuf {
 pub(crate) fn numbers(folder: &Path) -> io::Result<Vec<u64>> {
     let mut numbers = Vec::new();
     for entry in std::fs::read_dir(folder)? {
-        numbers.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u64>().ok()));
+        let name = entry?.file_name();
+        // As they are written, and nothing else that happens to be a number.
+        let name = name.to_str().filter(|name| name.len() == 12 && name.bytes().all(|byte| byte.is_ascii_digit()));
+        numbers.extend(name.and_then(|name| name.parse::<u64>().ok()));
     }
     numbers.sort_unstable();
     Ok(numbers)

@@ -63,7 +63,9 @@ fn start(run: u8, continues: bool) -> Record {
 fn files(feeds: &Path) -> Vec<std::path::PathBuf> {
     let mut files: Vec<_> =
         std::fs::read_dir(feeds.join("engine")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.retain(|path| path.file_name().unwrap() != "lock");
+    files.retain(|path| {
+        path.file_name().is_some_and(|name| name.len() == 12 && name.to_string_lossy().parse::<u64>().is_ok())
+    });
     files.sort();
     files
 }
@@ -200,8 +202,17 @@ fn what_is_damaged_or_gone_shows_as_a_gap() {
         assert_eq!(read[..2], whole[..2], "byte {at}");
         assert_eq!(read[read.len() - 2..], whole[4..], "byte {at}: what follows is there");
     }
+    // Zeros, as a loss of power leaves them, are no records.
+    std::fs::write(second, [&bytes[..], &[0; 4096]].concat()).unwrap();
+    assert_eq!(all(&mut Feed::of(feeds.path())), whole);
+    // Whatever else lies there.
+    for stray in ["7", "+7", "18446744073709551615", "00000000000x"] {
+        std::fs::write(feeds.path().join("engine").join(stray), b"stray").unwrap();
+    }
+    assert_eq!(all(&mut Feed::of(feeds.path())), whole);
+    drop(EngineFeed::open(feeds.path(), SETTINGS).unwrap());
     std::fs::remove_file(second).unwrap();
-    assert_eq!(all(&mut Feed::of(feeds.path())), [&whole[..2], &whole[4..]].concat());
+    assert_eq!(all(&mut Feed::of(feeds.path())), [&whole[..2], &whole[4..], &[start(7, false)]].concat());
     assert_eq!(sizes.len(), 3);
 }
 
