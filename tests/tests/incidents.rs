@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use e2e::{Client, Response, binary, chat, model_path, run};
 use engine_model::Model;
-use engine_runtime::{Engine, EngineConfig, Fault, Split, Tenancy};
+use engine_runtime::{Engine, EngineConfig, Fault, Split};
 use gateway_auth::{ApiKey, KeySecret, TenantKey};
 use gateway_server::{Config, Gateway, WebhookPlace};
 use hmac::{Hmac, Mac as _};
@@ -56,7 +56,7 @@ async fn start_in(data_dir: TempDir, webhooks: Vec<WebhookPlace>) -> Result<Worl
     config.operators = vec![key_of("ada", &keys[2], &secret)?, key_of("ben", &keys[3], &secret)?];
     config.webhooks = webhooks;
     let model = Arc::new(Model::load(&config.model, 2)?);
-    let engine = Engine::start_declaring(model, config.engine, Tenancy::default(), None, &[])?;
+    let engine = Engine::start(model, config.engine)?;
     let gateway = Gateway::start(config, engine.clone()).await?;
     let client = |key: &ApiKey| Client::new(gateway.address(), Some(key.reveal()));
     let [acme, globex, ada, ben] = [0, 1, 2, 3].map(|place: usize| client(&keys[place]));

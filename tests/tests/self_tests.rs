@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use e2e::{Client, Response, binary, chat, model_path, run};
 use engine_model::Model;
-use engine_runtime::{Engine, EngineConfig, Split};
+use engine_runtime::{Engine, EngineConfig, Setup, Split};
 use gateway_auth::{ApiKey, TenantKey};
 use gateway_server::{Config, Gateway};
 use policies_domain::{ModelName, TenantName};
@@ -42,7 +42,7 @@ async fn start() -> Result<World> {
     config.operators = vec![key_of("ada", &ada_key)?];
     config.self_test_period = Some(Duration::from_secs(1));
     let model = Arc::new(Model::load(&config.model, 2)?);
-    let engine = Engine::start_declaring(model, config.engine, config.tenancy()?, None, &[])?;
+    let engine = Engine::start_with(model, config.engine, Setup { tenancy: config.tenancy()?, ..Setup::default() })?;
     let gateway = Gateway::start(config, engine.clone()).await?;
     let client = |key: &ApiKey| Client::new(gateway.address(), Some(key.reveal()));
     Ok(World { acme: client(&acme_key), ada: client(&ada_key), gateway, engine, data_dir })

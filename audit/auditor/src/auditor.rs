@@ -8,6 +8,7 @@ use audit_provenance::{Body, Entry, Handover, Head, PageClass, SealReason, Seali
 use audit_tlog::{Checkpoint, VerifierKey};
 use audit_verify::{LogFollower, LogRefusal, ReceiptRefusal, SelfTests, check_trace};
 use audit_witness::{Examine, Examined};
+use policies_domain::RequestId;
 use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,10 @@ pub struct Audited {
     pub fed: u64,
     /// Responses of which the feed does not have all, though they are not older than it.
     pub unfed: u64,
+    /// Responses that were over before the oldest part of the feed that is left.
+    pub before_feed: u64,
+    /// Requests for which the engine did something wrong, as its feed says, and of which the log says nothing yet.
+    pub unclaimed: u64,
     /// Of these, responses whose trace is not there: dropped, too long to be kept, or lost in a crash. Their entries were checked.
     pub without_trace: u64,
     /// Responses whose trace was dropped for its age, as the log says. Their entries were checked.
@@ -96,6 +101,17 @@ pub enum Objection {
         /// What is wrong.
         fault: EngineFault,
     },
+    /// The engine did what it must not do, and the log says nothing of that request, or says that it ended without it.
+    #[error("for request {request} {fault}, and no response of the log has that in it")]
+    Unclaimed {
+        /// The request.
+        request: RequestId,
+        /// What is wrong.
+        fault: EngineFault,
+    },
+    /// The engine's feed is said to have begun after everything in the log: every response would be older than it.
+    #[error("what is left of the engine's feed begins after the newest entry of the log")]
+    FeedTime,
     /// Whoever takes the engine's feed away takes away what the responses are compared with.
     #[error("of {unfed} of {responses} responses the engine's feed does not have all, more than {percent} in 100")]
     Feed {
@@ -149,8 +165,9 @@ struct Reading {
 
 impl Reading {
     fn new(dir: &Path, feeds: Option<&Path>, key: &VerifierKey) -> Self {
-        let (lives, audited, missing) = Default::default();
-        let rules = Rules { traces: Traces::new(dir), engine: feeds.map(EngineSide::new), lives, audited, missing };
+        let (lives, audited, newest_us, missing) = Default::default();
+        let (traces, engine) = (Traces::new(dir), feeds.map(EngineSide::new));
+        let rules = Rules { traces, engine, lives, audited, newest_us, missing };
         Self { follower: LogFollower::new(dir, key), rules, objection: None }
     }
 }
@@ -204,7 +221,7 @@ impl Auditor {
                     *reading = self.anew();
                     return Examined::Unable(text);
                 }
-                Objection::Traces { .. } | Objection::Feed { .. } => {}
+                Objection::Traces { .. } | Objection::Feed { .. } | Objection::FeedTime => {}
                 _ => reading.objection = Some(text.clone()),
             }
             Examined::Refused(text)
@@ -263,9 +280,20 @@ impl Reading {
             return Err(LogRefusal::UnnamedKey.into());
         }
         self.rules.settle()?;
-        let mut audited = self.rules.audited;
-        // Those may come with the next checkpoint; until then they are missing.
-        audited.unfed += self.rules.engine.as_ref().map_or(0, EngineSide::awaited);
+        let Rules { audited, engine, newest_us, .. } = &self.rules;
+        let mut audited = *audited;
+        if let Some(engine) = engine {
+            // Those may come with the next checkpoint; until then they are missing.
+            audited.unfed += engine.awaited();
+            let (unclaimed, overdue) = engine.unclaimed(*newest_us);
+            audited.unclaimed = unclaimed;
+            if let Some((request, fault)) = overdue {
+                return Err(Objection::Unclaimed { request, fault });
+            }
+            if engine.since_us().is_some_and(|since_us| since_us > *newest_us) {
+                return Err(Objection::FeedTime);
+            }
+        }
         Ok(audited)
     }
 }
@@ -277,6 +305,8 @@ struct Rules {
     engine: Option<EngineSide>,
     lives: PageLives,
     audited: Audited,
+    /// When the newest entry was written, in microseconds since 1970.
+    newest_us: u64,
     /// Responses that no trace was found of, in order: the log may say later that those were dropped.
     missing: VecDeque<u64>,
 }
@@ -284,6 +314,7 @@ struct Rules {
 impl Rules {
     fn apply(&mut self, index: u64, entry: &Entry) -> Result<(), Objection> {
         self.audited.entries = index + 1;
+        self.newest_us = self.newest_us.max(entry.head.wall_us);
         if let Body::Prune(prune) = &entry.body {
             // What may be dropped, and what is held, the entry was compared with before.
             while self.missing.pop_front_if(|missing| *missing < prune.before).is_some() {
@@ -297,16 +328,30 @@ impl Rules {
         let (Body::Sealed(sealed), Some(link)) = (&entry.body, entry.head.tenant) else { return Ok(()) };
         self.audited.responses += 1;
         self.audited.stopped += u64::from(sealed.reason == SealReason::Isolation);
+        if let Some(engine) = &mut self.engine
+            && sealed.reason == SealReason::Isolation
+        {
+            // An incident says it already.
+            engine.stopped(sealed.request);
+        }
         if sealed.trace.is_none() {
-            return Ok(());
+            return self.no_fault_of(index, sealed.request);
         }
         match self.traces.of(index).map_err(Objection::Storage)? {
             Some(trace) => self.trace(index, &entry.head, link.tenant, sealed, &trace),
             None => {
                 self.audited.without_trace += 1;
                 self.missing.push_back(index);
-                Ok(())
+                self.no_fault_of(index, sealed.request)
             }
+        }
+    }
+
+    /// Of a response that is compared with nothing: what the engine did wrong for it, as far as that was read.
+    fn no_fault_of(&self, index: u64, request: RequestId) -> Result<(), Objection> {
+        match self.engine.as_ref().and_then(|engine| engine.fault_of(request)) {
+            Some(fault) => Err(Objection::Engine { index, fault }),
+            None => Ok(()),
         }
     }
 
@@ -347,8 +392,7 @@ impl Rules {
             }
             before = first;
         }
-        let stopped = sealed.reason == SealReason::Isolation;
-        if stopped || sealed.coverage.handover == Handover::Staged {
+        if sealed.reason == SealReason::Isolation || sealed.coverage.handover == Handover::Staged {
             // An incident says it already; or another process has its pages.
             return Ok(());
         }
@@ -367,13 +411,11 @@ impl Rules {
         let Some(engine) = &mut self.engine else { return Ok(()) };
         if sealed.steps == 0 && trace.pages.is_empty() {
             // Its client left before anything came of it.
-            engine.forget(sealed.request);
-            return Ok(());
+            return self.no_fault_of(index, sealed.request);
         }
-        let (opened, request, steps) = (sealed.opened_index, sealed.request, sealed.steps);
+        let (request, steps) = (sealed.request, sealed.steps);
         let judged = engine.judge(Claim { index, wall_us, request, tenant, steps, trace })?;
-        let over = if judged == Ok(Judged::Same) { engine.begun_after(opened) } else { Vec::new() };
-        std::iter::once((index, judged)).chain(over).try_for_each(|settled| self.audited.note(settled))
+        self.audited.note((index, judged))
     }
 
     /// What was not in the feed yet is waited for, for a moment.
@@ -399,7 +441,8 @@ impl Audited {
         match judged {
             Ok(Judged::Same) => self.fed += 1,
             Ok(Judged::Unknown) => self.unfed += 1,
-            Ok(Judged::Before | Judged::Awaited) => {}
+            Ok(Judged::Before) => self.before_feed += 1,
+            Ok(Judged::Awaited) => {}
             Err(fault) => return Err(Objection::Engine { index, fault }),
         }
         Ok(())

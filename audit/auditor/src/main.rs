@@ -184,10 +184,19 @@ fn catch_up(auditor: &Auditor, checkpoint: &Checkpoint, note: &[u8]) -> Result<A
 }
 
 fn told(audited: Audited, feeds: bool) -> String {
-    let Audited { entries, responses, fed, unfed, without_trace, pruned, stopped, self_tests } = audited;
+    let Audited { entries, responses, without_trace, pruned, stopped, self_tests, .. } = audited;
+    let Audited { fed, unfed, before_feed, unclaimed, .. } = audited;
     let engine = match feeds {
         false => String::new(),
-        true => format!(", of {fed} the engine says the same, of {unfed} not all"),
+        true => {
+            let older =
+                if before_feed > 0 { format!(", {before_feed} are older than its feed") } else { String::new() };
+            let wrong = match unclaimed {
+                0 => String::new(),
+                _ => format!(", and it did something wrong for {unclaimed} requests of which the log says nothing yet"),
+            };
+            format!(", of {fed} the engine says the same, of {unfed} not all{older}{wrong}")
+        }
     };
     let dropped = if pruned > 0 { format!(", {pruned} whose trace was dropped for its age") } else { String::new() };
     let SelfTests { tests, failed, longest_gap_us, .. } = self_tests;

@@ -99,13 +99,15 @@ impl Feed {
                 }
                 continue;
             }
-            // Looked up first: what is in this file was written before the next one was begun.
-            let has_next = self.next_number()?.is_some();
             match self.block_here()? {
                 Block::Whole => return Ok(true),
-                Block::NotYet if !has_next => return Ok(false),
                 Block::Damaged => self.gap = true,
-                Block::NotYet => self.gap |= self.has_rest()?,
+                Block::NotYet if self.next_number()?.is_none() => return Ok(false),
+                // What is in this file was written before the next one was begun: it is all there now.
+                Block::NotYet => match self.block_here()? {
+                    Block::Whole => return Ok(true),
+                    Block::NotYet | Block::Damaged => self.gap |= self.has_rest()?,
+                },
             }
             if !self.follow()? {
                 return Ok(false);

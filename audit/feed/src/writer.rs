@@ -154,6 +154,10 @@ impl EngineFeed {
         };
         std::fs::create_dir_all(&folder).map_err(fault)?;
         for folder in [feeds, &folder] {
+            // What a link leads to is not this program's to close.
+            if std::fs::symlink_metadata(folder).map_err(fault)?.is_symlink() {
+                return Err(fault(io::Error::other("it is a link, or in one")));
+            }
             std::fs::set_permissions(folder, Permissions::from_mode(folder_mode)).map_err(fault)?;
         }
         let lock = File::options().create(true).truncate(false).write(true).mode(FILE_MODE).open(folder.join("lock"));
@@ -218,7 +222,12 @@ pub(crate) fn engine_folder(feeds: &Path) -> PathBuf {
 pub(crate) fn numbers(folder: &Path) -> io::Result<Vec<u64>> {
     let mut numbers = Vec::new();
     for entry in std::fs::read_dir(folder)? {
-        let name = entry?.file_name();
+        let entry = entry?;
+        // A pipe would be waited for.
+        if !entry.file_type()?.is_file() {
+            continue;
+        }
+        let name = entry.file_name();
         // As they are written, and nothing else that happens to be a number.
         let name = name.to_str().filter(|name| name.len() == 12 && name.bytes().all(|byte| byte.is_ascii_digit()));
         numbers.extend(name.and_then(|name| name.parse::<u64>().ok()));

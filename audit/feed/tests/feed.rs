@@ -210,6 +210,8 @@ fn what_is_damaged_or_gone_shows_as_a_gap() {
         std::fs::write(feeds.path().join("engine").join(stray), b"stray").unwrap();
     }
     assert_eq!(all(&mut Feed::of(feeds.path())), whole);
+    std::fs::create_dir(feeds.path().join("engine/000000000099")).unwrap();
+    assert_eq!(all(&mut Feed::of(feeds.path())), whole);
     drop(EngineFeed::open(feeds.path(), SETTINGS).unwrap());
     std::fs::remove_file(second).unwrap();
     assert_eq!(all(&mut Feed::of(feeds.path())), [&whole[..2], &whole[4..], &[start(7, false)]].concat());
@@ -260,4 +262,21 @@ fn a_feed_is_for_its_owner_and_for_the_group_where_that_may_read() {
         assert_eq!((mode(&path), mode(&path.join("engine"))), (folder_mode, folder_mode));
         assert_eq!(mode(&files(&path)[0]), file_mode);
     }
+}
+
+#[test]
+fn a_link_in_the_place_of_a_feed_is_not_followed() {
+    let (feeds, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mode = || std::fs::metadata(elsewhere.path()).unwrap().permissions().mode();
+    let before = mode();
+    for link in ["feeds", "other/engine"] {
+        let link = feeds.path().join(link);
+        std::fs::create_dir_all(link.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), &link).unwrap();
+    }
+    for feeds in ["feeds", "other"].map(|name| feeds.path().join(name)) {
+        let error = EngineFeed::open(&feeds, SETTINGS).unwrap_err().to_string();
+        assert!(error.ends_with("it is a link, or in one"), "{error}");
+    }
+    assert_eq!(mode(), before);
 }

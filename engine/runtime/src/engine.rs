@@ -28,6 +28,20 @@ use std::time::Duration;
 use std::{fmt, io};
 use tokio::sync::mpsc;
 
+/// For whom an engine works, and with whom. By default for everybody alike, alone.
+#[derive(Clone, Debug, Default)]
+pub struct Setup<'a> {
+    /// Everybody's terms.
+    pub tenancy: Tenancy,
+    /// Does one part of the work. It need not be there yet.
+    pub worker: Option<RemoteWorker>,
+    /// Everybody's prefixes: computed before the first request, and then found by every tenant whose prompt begins with one. Nothing
+    /// else ever is.
+    pub public_prefixes: &'a [PublicPrefix],
+    /// Is told what this process does with pages.
+    pub witness: Option<Arc<dyn Witness>>,
+}
+
 /// A running engine. Clones share it; the last one to go stops it.
 #[derive(Clone)]
 pub struct Engine(Arc<Handle>);
@@ -194,49 +208,15 @@ impl Engine {
     /// # Errors
     /// [`StartEngineError`].
     pub fn start(model: Arc<Model>, config: EngineConfig) -> Result<Self, StartEngineError> {
-        Self::start_with(model, config, Tenancy::default(), None)
+        Self::start_with(model, config, Setup::default())
     }
 
-    /// As [`Engine::start`], for these tenants; a worker does one part of the work when there is one. It need not be there yet.
+    /// As [`Engine::start`], for these tenants, and with whoever belongs to it.
     ///
     /// # Errors
     /// [`StartEngineError`].
-    pub fn start_with(
-        model: Arc<Model>,
-        config: EngineConfig,
-        tenancy: Tenancy,
-        worker: Option<RemoteWorker>,
-    ) -> Result<Self, StartEngineError> {
-        Self::start_declaring(model, config, tenancy, worker, &[])
-    }
-
-    /// As [`Engine::start_with`]. These prefixes are everybody's: computed before the first request, and then found by every
-    /// tenant whose prompt begins with one. Nothing else ever is.
-    ///
-    /// # Errors
-    /// [`StartEngineError`].
-    pub fn start_declaring(
-        model: Arc<Model>,
-        config: EngineConfig,
-        tenancy: Tenancy,
-        worker: Option<RemoteWorker>,
-        declared: &[PublicPrefix],
-    ) -> Result<Self, StartEngineError> {
-        Self::start_witnessed(model, config, tenancy, worker, declared, None)
-    }
-
-    /// As [`Engine::start_declaring`]. The witness is told what this process does with pages.
-    ///
-    /// # Errors
-    /// [`StartEngineError`].
-    pub fn start_witnessed(
-        model: Arc<Model>,
-        config: EngineConfig,
-        tenancy: Tenancy,
-        worker: Option<RemoteWorker>,
-        declared: &[PublicPrefix],
-        witness: Option<Arc<dyn Witness>>,
-    ) -> Result<Self, StartEngineError> {
+    pub fn start_with(model: Arc<Model>, config: EngineConfig, setup: Setup<'_>) -> Result<Self, StartEngineError> {
+        let Setup { tenancy, worker, public_prefixes: declared, witness } = setup;
         let (split, has_worker) = (config.split.as_str(), worker.is_some());
         let split = config.split.resolved(has_worker).ok_or(StartEngineError::Split { split, has_worker })?;
         let [prefill_threads, decode_threads] = match split {

@@ -41,7 +41,7 @@ pub use compute::Compute;
 #[cfg(feature = "fault-injection")]
 pub use compute::PlainStore;
 pub use config::{EngineBounds, EngineConfig, Split, StartEngineError};
-pub use engine::{Engine, EngineStats, SubmitError};
+pub use engine::{Engine, EngineStats, Setup, SubmitError};
 pub use engine_handoff::Check;
 pub use engine_kernels::KvKind;
 pub use engine_scheduler::{Class, Overpromised, Tenancy, TenantTerms};

@@ -5,7 +5,7 @@ use policies_domain::{CustodyRecord, PageTrace, RequestId};
 /// Is told on the thread that computes, in the order in which things happen, and must not make it wait.
 ///
 /// Not told of what another process computes: see [`Split::Staged`](crate::Split::Staged).
-pub trait Witness: Send + Sync {
+pub trait Witness: std::fmt::Debug + Send + Sync {
     /// What happened to pages of a ledger whose first page has this number in all that others are told.
     fn custody(&self, first_page: u32, records: &[CustodyRecord]);
 

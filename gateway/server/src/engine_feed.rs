@@ -9,6 +9,7 @@ use std::sync::Arc;
 /// The folder of feeds, in the gateway's data directory.
 pub(crate) const FEEDS_FOLDER: &str = "feeds";
 
+#[derive(Debug)]
 struct Feeding(EngineFeed);
 
 impl Witness for Feeding {

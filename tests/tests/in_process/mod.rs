@@ -3,7 +3,7 @@
 use anyhow::Result;
 use e2e::{Client, model_path};
 use engine_model::Model;
-use engine_runtime::{Engine, EngineConfig, PublicPrefix, Split};
+use engine_runtime::{Engine, EngineConfig, PublicPrefix, Setup, Split};
 use gateway_auth::{ApiKey, TenantKey};
 use gateway_server::{Agreement, Config, Gateway};
 use policies_domain::{ModelName, TenantName};
@@ -37,7 +37,8 @@ pub(crate) async fn start(acme: Agreement, declared: &[PublicPrefix]) -> Result<
         .collect::<Result<_>>()?;
     config.agreements.insert(TenantName::parse("acme")?, acme);
     let model = Arc::new(Model::load(&config.model, 2)?);
-    let engine = Engine::start_declaring(model, config.engine, config.tenancy()?, None, declared)?;
+    let setup = Setup { tenancy: config.tenancy()?, public_prefixes: declared, ..Setup::default() };
+    let engine = Engine::start_with(model, config.engine, setup)?;
     let gateway = Gateway::start(config, engine.clone()).await?;
     let client = |key: &ApiKey| Client::new(gateway.address(), Some(key.reveal()));
     Ok(World { acme: client(&keys[0]), globex: client(&keys[1]), gateway, engine, data_dir })

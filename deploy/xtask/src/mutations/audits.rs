@@ -143,7 +143,7 @@ pub(super) const AUDITS: &[Mutation] = &[
     },
     Mutation {
         name: "log: a result belongs to the tenant that says so",
-        file: "audit/verify/src/folder.rs",
+        file: "audit/verify/src/folder/story.rs",
         find: "                tenant?;\n",
         replace: "                let _anybody = &tenant;\n",
         packages: &["audit-verify"],

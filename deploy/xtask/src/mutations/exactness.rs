@@ -62,7 +62,7 @@ pub(super) const EXACTNESS: &[Mutation] = &[
     },
     Mutation {
         name: "verifier: what the engine failed did not end well",
-        file: "audit/verify/src/folder.rs",
+        file: "audit/verify/src/folder/story.rs",
         find: "if request.faults > 0 && !failed {",
         replace: "if request.faults > 1 && !failed {",
         packages: &["audit-verify"],
@@ -70,7 +70,7 @@ pub(super) const EXACTNESS: &[Mutation] = &[
     },
     Mutation {
         name: "verifier: a log does not go back to an older format",
-        file: "audit/verify/src/folder.rs",
+        file: "audit/verify/src/folder/story.rs",
         find: "if entry.head.version < self.version {",
         replace: "if false && entry.head.version < self.version {",
         packages: &["audit-verify"],

@@ -3,6 +3,7 @@
 use super::Mutation;
 
 const ENGINE_SIDE: &str = "audit/auditor/src/engine_side.rs";
+const PASSES: &str = "audit/auditor/src/engine_side/passes.rs";
 const AUDITOR: &[&str] = &["audit-auditor"];
 const FEED: &[&str] = &["audit-feed"];
 const END_TO_END: &[&str] = &["e2e", "gateway-server", "audit-auditor"];
@@ -11,15 +12,15 @@ const SAYS_THE_SAME: &str = "test(the_engine_says_of_every_response_what_the_log
 pub(super) const FEEDS: &[Mutation] = &[
     Mutation {
         name: "feed: a page is read in its life",
-        file: ENGINE_SIDE,
-        find: "Some((now, label)) if *now == life.1 => *label,",
+        file: PASSES,
+        find: "Some((now, label)) if *now == generation => *label,",
         replace: "Some((_, label)) => *label,",
         packages: AUDITOR,
         tests: "test(a_page_is_read_in_its_life_and_never_after_it)",
     },
     Mutation {
         name: "feed: a life ends",
-        file: ENGINE_SIDE,
+        file: PASSES,
         find: "                    self.lives.remove(&page);\n",
         replace: "",
         packages: AUDITOR,
@@ -27,9 +28,9 @@ pub(super) const FEEDS: &[Mutation] = &[
     },
     Mutation {
         name: "feed: a response reads pages of one tenant",
-        file: ENGINE_SIDE,
-        find: "label == Label::NOBODY || *passes.label.get_or_insert(label) != label;",
-        replace: "label == Label::NOBODY || *passes.label.get_or_insert(label) == Label::NOBODY;",
+        file: PASSES,
+        find: "label => *passes.label.get_or_insert(label) != label,",
+        replace: "label => *passes.label.get_or_insert(label) == Label::NOBODY,",
         packages: AUDITOR,
         tests: "test(a_response_has_pages_of_its_tenant_and_of_everybody_alone)",
     },
@@ -44,46 +45,54 @@ pub(super) const FEEDS: &[Mutation] = &[
     Mutation {
         name: "feed: a trace invents no page",
         file: ENGINE_SIDE,
-        find: "            if !fits {",
-        replace: "            if !fits && claim.steps == 0 {",
+        find: "        if !fits {",
+        replace: "        if !fits && claim.steps == 0 {",
         packages: AUDITOR,
         tests: "test(the_trace_names_what_was_read_and_nothing_else)",
     },
     Mutation {
         name: "feed: a trace hides no page",
         file: ENGINE_SIDE,
-        find: ".filter(|_| passes.made == claim.steps);",
-        replace: ".filter(|_| passes.made < claim.steps);",
+        find: "        Some((page, generation)) => Err(EngineFault::Hidden {",
+        replace: "        Some((page, generation)) if claim.steps == 0 => Err(EngineFault::Hidden {",
         packages: AUDITOR,
         tests: "test(the_trace_names_what_was_read_and_nothing_else)",
     },
     Mutation {
         name: "feed: a response has no steps that the engine did not make",
         file: ENGINE_SIDE,
-        find: "Some(passes) if !passes.partial => {",
-        replace: "Some(passes) if passes.partial => {",
+        find: "(true, true) => Err(EngineFault::Steps {",
+        replace: "(true, true) if claim.steps == 0 => Err(EngineFault::Steps {",
         packages: AUDITOR,
         tests: "test(steps_that_the_engine_did_not_make_are_found_when_nothing_can_follow)",
     },
     Mutation {
-        name: "feed: who is not seen from the first pass on is not known",
-        file: ENGINE_SIDE,
-        find: "|| self.blind || kept > passes.table.len();",
-        replace: "|| self.blind;",
+        name: "feed: a pass that was taken out is found",
+        file: PASSES,
+        find: "kept > passes.table.len() && !passes.partial",
+        replace: "kept > passes.table.len() && passes.partial",
         packages: AUDITOR,
-        tests: "test(what_the_feed_does_not_have_is_not_known)",
+        tests: "test(a_pass_that_was_taken_out_is_found)",
     },
     Mutation {
         name: "feed: of who is older than what is left of it the first passes may be missing",
-        file: ENGINE_SIDE,
-        find: "let unsure = self.blind || minted_us(request) < self.sure_from_us;",
-        replace: "let unsure = self.blind && minted_us(request) < self.sure_from_us;",
+        file: PASSES,
+        find: "!self.blind && minted_us(request) >= self.sure_from_us",
+        replace: "!self.blind || minted_us(request) >= self.sure_from_us",
         packages: AUDITOR,
         tests: "test(what_the_feed_does_not_have_is_not_known)",
     },
     Mutation {
+        name: "feed: what the engine did wrong is remembered without a response",
+        file: PASSES,
+        find: "            self.unclaimed.insert(request, fault);\n",
+        replace: "            let _ = (request, fault);\n",
+        packages: AUDITOR,
+        tests: "test(what_the_engine_did_wrong_for_nobody_s_response_is_not_forgotten)",
+    },
+    Mutation {
         name: "feed: what is missing makes blind",
-        file: ENGINE_SIDE,
+        file: PASSES,
         find: "                self.blind = true;\n",
         replace: "",
         packages: AUDITOR,

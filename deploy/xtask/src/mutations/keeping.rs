@@ -49,7 +49,7 @@ pub(super) const KEEPING: &[Mutation] = &[
     },
     Mutation {
         name: "keeping: a verifier compares what was written",
-        file: "audit/verify/src/folder.rs",
+        file: "audit/verify/src/folder/story.rs",
         find: "self.keeping.note(index, leaf, entry).map_err(|source| LogRefusal::Keeping { index, source })?;",
         replace: "drop(self.keeping.note(index, leaf, entry));",
         packages: &["audit-verify"],

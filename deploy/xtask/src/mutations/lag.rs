@@ -72,7 +72,7 @@ pub(super) const LAGS: &[Mutation] = &[
     },
     Mutation {
         name: "lag: a verifier takes it in no tenant's chain",
-        file: "audit/verify/src/folder.rs",
+        file: "audit/verify/src/folder/story.rs",
         find: "                if tenant.is_ok() {\n                    return Err(LogRefusal::Lag { index });\n                }\n",
         replace: "",
         packages: &["audit-verify"],

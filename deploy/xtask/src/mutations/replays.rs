@@ -4,7 +4,7 @@ use super::Mutation;
 
 const REPLAY: &str = "engine/runtime/src/replay.rs";
 const DIGEST: &str = "engine/runtime/src/replay_digest.rs";
-const FOLDER: &str = "audit/verify/src/folder.rs";
+const FOLDER: &str = "audit/verify/src/folder/story.rs";
 
 pub(super) const REPLAYS: &[Mutation] = &[
     Mutation {

@@ -205,7 +205,7 @@ pub(super) const SELF_TESTING: &[Mutation] = &[
     },
     Mutation {
         name: "self-test: a verifier takes it in no tenant's chain",
-        file: "audit/verify/src/folder.rs",
+        file: "audit/verify/src/folder/story.rs",
         find: "                if tenant.is_ok() {\n                    return Err(LogRefusal::SelfTest { index });\n                }\n",
         replace: "",
         packages: &["audit-verify"],

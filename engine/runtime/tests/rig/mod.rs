@@ -4,7 +4,8 @@
 
 use engine_model::Model;
 use engine_runtime::{
-    Engine, EngineConfig, PromptInput, PublicPrefix, Sampling, StartEngineError, Steps, Tenancy, TenantTerms, Usage,
+    Engine, EngineConfig, PromptInput, PublicPrefix, Sampling, Setup, StartEngineError, Steps, Tenancy, TenantTerms,
+    Usage,
 };
 use policies_domain::{
     Binding, ConnectionId, Digest, FinishReason, Label, Layer, ModelName, Permit, PolicyDecision, Principal, RequestId,
@@ -25,7 +26,7 @@ pub(crate) fn engine(config: EngineConfig) -> Engine {
 pub(crate) fn declaring(config: EngineConfig, declared: &[PublicPrefix]) -> Result<Engine, StartEngineError> {
     let terms = |number| (Label::of(tenant(number)), TenantTerms::default());
     let tenancy = Tenancy::new([ACME, GLOBEX].map(terms)).unwrap();
-    Engine::start_declaring(model(), config, tenancy, None, declared)
+    Engine::start_with(model(), config, Setup { tenancy, public_prefixes: declared, ..Setup::default() })
 }
 
 fn model() -> Arc<Model> {

@@ -5,7 +5,7 @@ use super::{environment, templates};
 use anyhow::{Context, Result};
 use engine_link::{Identity, IdentityFiles, Role};
 use engine_model::{CacheUse, LoadOptions, Loaded, Model, UnsavedWeights};
-use engine_runtime::{Engine, RemoteWorker};
+use engine_runtime::{Engine, RemoteWorker, Setup};
 use gateway_server::{Config, Gateway, WeightsCache, WorkerPlace};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::os::unix::fs::PermissionsExt;
@@ -88,12 +88,13 @@ pub(crate) async fn start_engine(config: &Config) -> Result<Engine> {
             Some(RemoteWorker { address: worker.address.clone(), identity: identity(worker, worker.role.peer())? })
         }
     };
-    let (model, tenancy) = (load_model(config).await?, config.tenancy()?);
+    let model = load_model(config).await?;
     if config.engine.preallocate {
         note(format_args!("taking the memory of all {} KV pages", config.engine.pages));
     }
-    let feed = Gateway::engine_feed(config)?;
-    Ok(Engine::start_witnessed(model, config.engine, tenancy, worker, &config.public_prefixes, feed)?)
+    let (tenancy, witness) = (config.tenancy()?, Gateway::engine_feed(config)?);
+    let setup = Setup { tenancy, worker, public_prefixes: &config.public_prefixes, witness };
+    Ok(Engine::start_with(model, config.engine, setup)?)
 }
 
 /// Who this process is, as a part of the engine, towards the others.

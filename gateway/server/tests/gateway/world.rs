@@ -1,7 +1,7 @@
 //! A gateway for one test, and a client that sends exactly the bytes it is told to.
 
 use engine_model::{LoadOptions, Model};
-use engine_runtime::{Engine, EngineConfig};
+use engine_runtime::{Engine, EngineConfig, Setup};
 use gateway_auth::{ApiKey, TenantKey};
 use gateway_server::{Config, Gateway, RenderProcesses};
 use policies_domain::{ModelName, TenantName};
@@ -58,7 +58,9 @@ pub(crate) async fn start(adjust: impl FnOnce(&mut Config)) -> World {
     let options = LoadOptions { templates, ..LoadOptions::new(config.engine.threads) };
     let model = Arc::new(Model::load_with(&config.model, &options).unwrap().model);
     let (tenancy, public) = (config.tenancy().unwrap(), &config.public_prefixes);
-    let engine = Engine::start_declaring(model, config.engine, tenancy, None, public).unwrap();
+    let engine =
+        Engine::start_with(model, config.engine, Setup { tenancy, public_prefixes: public, ..Setup::default() })
+            .unwrap();
     let gateway = Gateway::start(config, engine.clone()).await.unwrap();
     let (acme, globex) = (acme.reveal().to_owned(), globex.reveal().to_owned());
     World { gateway, engine, acme, globex, data_dir }

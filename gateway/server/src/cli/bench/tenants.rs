@@ -22,7 +22,7 @@ use answers::Answer;
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use engine_model::{LoadOptions, Model};
-use engine_runtime::{Engine, EngineConfig, Tenancy, TenantTerms};
+use engine_runtime::{Engine, EngineConfig, Setup, Tenancy, TenantTerms};
 use serde_json::{Map, Value as Json, json};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -147,7 +147,7 @@ impl Rig {
     }
 
     fn engine(&self, config: EngineConfig, tenancy: Tenancy) -> Result<Engine> {
-        Ok(Engine::start_with(Arc::clone(&self.model), config, tenancy, None)?)
+        Ok(Engine::start_with(Arc::clone(&self.model), config, Setup { tenancy, ..Setup::default() })?)
     }
 
     /// Everybody has these terms.
